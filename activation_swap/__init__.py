@@ -1,0 +1,21 @@
+"""Move what attention saves for backward to pinned host memory and back, bit for bit."""
+
+from __future__ import annotations
+
+from activation_swap import errors
+from activation_swap._config import SwapPolicy, TrainingSetup
+from activation_swap._stats import KeepReason, SwapStats
+from activation_swap._swap import Swap
+from activation_swap.errors import ActivationSwapError
+
+__all__ = [
+    "ActivationSwapError",
+    "KeepReason",
+    "Swap",
+    "SwapPolicy",
+    "SwapStats",
+    "TrainingSetup",
+    "errors",
+]
+
+__version__ = "0.1.0"

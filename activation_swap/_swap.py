@@ -1,0 +1,67 @@
+"""The handle that ``registry.apply`` returns."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from activation_swap._stats import SwapStats
+
+__all__ = ["Installation", "Swap"]
+
+
+class Installation(Protocol):
+    """What the core installed on a model; the live part behind a :class:`Swap`."""
+
+    @property
+    def active(self) -> bool:
+        """Whether the hooks are on the model."""
+
+    @property
+    def groups(self) -> Any:
+        """The verbs of a pipeline scheduler, keyed by (stage, microbatch)."""
+
+    def stats(self) -> SwapStats:
+        """Counters since the last reset."""
+
+    def reset_stats(self) -> None:
+        """Start the counters anew."""
+
+    def attach(self, schedule: Any) -> None:
+        """Follow a ``torch.distributed.pipelining`` schedule."""
+
+    def remove(self) -> None:
+        """Take everything off the model."""
+
+
+class Swap:
+    """A live (or, for mode ``none``, empty) activation swap on one model.
+
+    State belongs to this object, never to the process: two models have two swaps.
+    """
+
+    __slots__ = ("__weakref__", "_installation")
+
+    def __init__(self, installation: Installation | None = None) -> None:
+        self._installation = installation
+
+    def __repr__(self) -> str:
+        return f"Swap(active={self.active})"
+
+    @property
+    def active(self) -> bool:
+        """Whether the model's attention is being swapped."""
+        return self._installation is not None and self._installation.active
+
+    def stats(self) -> SwapStats:
+        """Return the counters since :meth:`reset_stats`; all zero for mode ``none``."""
+        return SwapStats() if self._installation is None else self._installation.stats()
+
+    def reset_stats(self) -> None:
+        """Start the counters anew."""
+        if self._installation is not None:
+            self._installation.reset_stats()
+
+    def remove(self) -> None:
+        """Take the swap off the model. Graphs that are still alive stay right. Repeatable."""
+        if self._installation is not None:
+            self._installation.remove()

@@ -1,0 +1,1 @@
+"""The engine: policy, saved storages, groups, pinned pool, transfers, hooks."""

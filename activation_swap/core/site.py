@@ -1,0 +1,47 @@
+"""A module whose saved tensors are swapped, and the checked intent to swap a set of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from activation_swap._config import SwapPolicy, TrainingSetup
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Site", "SwapPlan"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Site:
+    """One attention module that an adapter selected.
+
+    Attributes:
+        fqn: Fully qualified name of ``module`` in the model that was passed to ``apply``.
+        module: The module whose forward saves the tensors.
+        owners: The modules that call it, outermost first (model, inner model, decoder layer).
+            Each is checked for a later ``.compile()`` before every training forward.
+        checkpoint_flag_owner: The module whose ``gradient_checkpointing`` attribute says whether
+            this site is recomputed in backward, or ``None`` where the model has no such flag.
+    """
+
+    fqn: str
+    module: nn.Module
+    owners: tuple[nn.Module, ...] = ()
+    checkpoint_flag_owner: nn.Module | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SwapPlan:
+    """Everything ``core`` needs to install a swap. Building one changes nothing.
+
+    Attributes:
+        sites: In the order of the forward. With several stage modules: stage after stage.
+        setup: What the trainer told.
+        policy: What moves.
+    """
+
+    sites: tuple[Site, ...]
+    setup: TrainingSetup = field(default_factory=TrainingSetup)
+    policy: SwapPolicy = field(default_factory=SwapPolicy)
