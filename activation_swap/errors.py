@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, unique
+from typing import Any
 
 __all__ = [
     "ActivationSwapError",
@@ -65,14 +66,14 @@ class ActivationSwapError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle by reason and data, so that errors cross process boundaries whole."""
-        return _rebuild, (
-            self.reason,
-            self.found,
-            self.where,
-            self.expected,
-            self.fix,
-            self.trace,
-        )
+        data = {
+            "found": self.found,
+            "where": self.where,
+            "expected": self.expected,
+            "fix": self.fix,
+            "trace": self.trace,
+        }
+        return _rebuild, (self.reason, data)
 
 
 class RejectedError(ActivationSwapError, ValueError):
@@ -219,12 +220,5 @@ class Reason(Enum):
         )
 
 
-def _rebuild(
-    reason: Reason,
-    found: str,
-    where: str | None,
-    expected: str,
-    fix: str,
-    trace: tuple[str, ...],
-) -> ActivationSwapError:
-    return reason.error(found=found, where=where, expected=expected, fix=fix, trace=trace)
+def _rebuild(reason: Reason, data: dict[str, Any]) -> ActivationSwapError:
+    return reason.error(**data)
