@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, unique
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "ActivationSwapError",
@@ -63,6 +66,22 @@ class ActivationSwapError(Exception):
         lines.extend(f"  also:     {line}" for line in self.trace)
         lines.append(f"  fix:      {self.fix}")
         return "\n".join(lines)
+
+    def also(self, others: Sequence[ActivationSwapError]) -> Self:
+        """Return this error with the findings of ``others`` added, one line each."""
+        lines = [
+            f"{other.reason.value.code} {other.where or other.reason.value.summary}: "
+            f"found {other.found}, expected {other.expected}"
+            for other in others
+        ]
+        return type(self)(
+            self.reason,
+            found=self.found,
+            where=self.where,
+            expected=self.expected,
+            fix=self.fix,
+            trace=(*self.trace, *lines),
+        )
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle by reason and data, so that errors cross process boundaries whole."""
@@ -148,12 +167,238 @@ class Reason(Enum):
         expected="transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeForCausalLM",
         fix="pass a supported model, or register an adapter for this class",
     )
+    SUBCLASSED_MODEL = ReasonSpec(
+        code="AS105",
+        kind=RejectedError,
+        summary="the model's class is a subclass of a supported one",
+        expected="the exact class, or the class that fully_shard makes of it",
+        fix="register an adapter for this class, or train the parent class",
+    )
+    WRAPPED_MODEL = ReasonSpec(
+        code="AS106",
+        kind=RejectedError,
+        summary="the model is inside a wrapper",
+        expected="the model itself",
+        fix="pass the wrapped model",
+    )
+    UNSUPPORTED_WRAPPER = ReasonSpec(
+        code="AS107",
+        kind=RejectedError,
+        summary="the model is inside a wrapper that activation swap does not support",
+        expected="a plain model, DistributedDataParallel or fully_shard",
+        fix="use one of the expected ways to train in parallel",
+    )
+    NO_STAGE = ReasonSpec(
+        code="AS108",
+        kind=RejectedError,
+        summary="an empty sequence of stage modules was passed",
+        expected="one module, or one or more stage modules",
+        fix="pass the stage modules of this rank",
+    )
+    STAGES_WITHOUT_PIPELINE = ReasonSpec(
+        code="AS109",
+        kind=RejectedError,
+        summary="several stage modules were passed without pipeline parallelism",
+        expected="one model with pp_size=1, or stage modules with pp_size > 1",
+        fix="pass setup=TrainingSetup(pp_size=...), or apply to each model on its own",
+    )
+    INVALID_ADAPTER = ReasonSpec(
+        code="AS110",
+        kind=RejectedError,
+        summary="an object was registered that is not an adapter",
+        expected="mode 'attention', qualified class names, and a callable inspect",
+        fix="implement activation_swap.adapters.Adapter",
+        consequence="it was not registered",
+    )
+    DUPLICATE_ADAPTER = ReasonSpec(
+        code="AS111",
+        kind=RejectedError,
+        summary="a model class has two adapters",
+        expected="one adapter for each mode and model class",
+        fix="register one of them only",
+        consequence="the second was not registered",
+    )
+    BROKEN_ENTRY_POINT = ReasonSpec(
+        code="AS112",
+        kind=RejectedError,
+        summary="an adapter's entry point cannot be loaded",
+        expected="module:attribute of an adapter that can be imported",
+        fix="repair or uninstall the package that declares it",
+    )
+    COMPILE_REQUESTED = ReasonSpec(
+        code="AS113",
+        kind=RejectedError,
+        summary="the trainer will use torch.compile",
+        expected="compile=False: saved-tensor hooks and graph compilation do not mix",
+        fix="train without torch.compile, or set activation_swap: none",
+    )
+    CHECKPOINT_REQUESTED = ReasonSpec(
+        code="AS114",
+        kind=RejectedError,
+        summary="the trainer will recompute activations",
+        expected="activation_checkpoint='off': what is recomputed need not be swapped",
+        fix="turn activation checkpointing off, or set activation_swap: none",
+    )
+    VERSION_TOO_OLD = ReasonSpec(
+        code="AS201",
+        kind=RejectedError,
+        summary="this transformers release is too old",
+        expected="transformers >= 4.51, the first release with Qwen3-MoE",
+        fix="install a supported transformers release",
+    )
+    VERSION_UNREADABLE = ReasonSpec(
+        code="AS202",
+        kind=RejectedError,
+        summary="the version of transformers cannot be read",
+        expected="a version as PEP 440 defines it",
+        fix="install a released transformers",
+    )
+    MISSING_PART = ReasonSpec(
+        code="AS203",
+        kind=RejectedError,
+        summary="the model lacks a part that this transformers release has",
+        expected="a module",
+        fix="pass the model as transformers builds it, or report a changed release",
+    )
+    FOREIGN_CLASS = ReasonSpec(
+        code="AS204",
+        kind=RejectedError,
+        summary="a part of the model is not of the class that this transformers release uses",
+        expected="the exact class",
+        fix="build the model without replacing classes, or report a changed release",
+    )
+    LAYER_CONTAINER = ReasonSpec(
+        code="AS205",
+        kind=RejectedError,
+        summary="the decoder layers are in a container of another kind",
+        expected="torch.nn.ModuleList; with pp_size > 1 torch.nn.ModuleDict too",
+        fix="keep the layers in the container that transformers builds",
+    )
+    LAYER_COUNT = ReasonSpec(
+        code="AS206",
+        kind=RejectedError,
+        summary="the number of decoder layers is wrong",
+        expected="config.num_hidden_layers layers",
+        fix="pass the whole model, or TrainingSetup(pp_size=...) for a pipeline stage",
+    )
+    LAYER_INDEX = ReasonSpec(
+        code="AS207",
+        kind=RejectedError,
+        summary="the layer_idx of the attention modules is out of order",
+        expected="each layer once, in ascending order",
+        fix="build the layers in order, each with a module of its own",
+    )
+    ATTENTION_SIGNATURE = ReasonSpec(
+        code="AS208",
+        kind=RejectedError,
+        summary="the attention's forward takes other parameters than this release's",
+        expected="the recorded signature",
+        fix="remove what patched the class, or report a changed release",
+    )
+    ATTENTION_PARTS = ReasonSpec(
+        code="AS209",
+        kind=RejectedError,
+        summary="the attention lacks a projection or a norm",
+        expected="children with a weight",
+        fix="build the model without replacing its parts, or report a changed release",
+    )
+    SEVERAL_ATTENTIONS = ReasonSpec(
+        code="AS210",
+        kind=RejectedError,
+        summary="a decoder layer holds another number of attention modules than one",
+        expected="one attention module in each decoder layer",
+        fix="build the model without adding attention modules, or report a changed release",
+    )
+    CHECKPOINT_SITE = ReasonSpec(
+        code="AS211",
+        kind=RejectedError,
+        summary="gradient checkpointing wraps another call than in this release",
+        expected="the recorded site",
+        fix="report a changed release: checkpointing could not be detected",
+    )
+    CHECKPOINT_FLAG = ReasonSpec(
+        code="AS212",
+        kind=RejectedError,
+        summary="the flag of gradient checkpointing is not where this release keeps it",
+        expected="a boolean attribute gradient_checkpointing",
+        fix="report a changed release: checkpointing could not be detected",
+    )
+    REPLACED_FORWARD = ReasonSpec(
+        code="AS213",
+        kind=RejectedError,
+        summary="the attention's forward was replaced",
+        expected="the forward that transformers defines",
+        fix="apply activation swap first, or do without the replacement",
+    )
     ALREADY_SWAPPED = ReasonSpec(
         code="AS301",
         kind=RejectedError,
         summary="a module of the model is swapped by another installation",
         expected="modules that no live Swap owns, or the same model, set-up and policy again",
         fix="call remove() on the live Swap first",
+    )
+    COMPILED_MODEL = ReasonSpec(
+        code="AS302",
+        kind=RejectedError,
+        summary="the model, or a part of it that holds attention, is compiled",
+        expected="an eager model: saved-tensor hooks and torch.compile do not mix",
+        fix="train without torch.compile, or set activation_swap: none",
+    )
+    CHECKPOINTING_ON = ReasonSpec(
+        code="AS303",
+        kind=RejectedError,
+        summary="gradient checkpointing is on for a layer whose attention would be swapped",
+        expected="gradient checkpointing off: what is recomputed need not be swapped",
+        fix="call model.gradient_checkpointing_disable(), or set activation_swap: none",
+    )
+    CHECKPOINT_WRAPPER = ReasonSpec(
+        code="AS304",
+        kind=RejectedError,
+        summary="a checkpoint wrapper surrounds attention that would be swapped",
+        expected="no wrapper around attention; one around the MoE block alone is fine",
+        fix="wrap layer.mlp instead, or set activation_swap: none",
+    )
+    META_DEVICE = ReasonSpec(
+        code="AS305",
+        kind=RejectedError,
+        summary="attention weights are on the meta device",
+        expected="weights on the device that trains",
+        fix="materialise the model (to_empty, then load or initialise), then apply",
+    )
+    AMBIENT_SAVED_TENSOR_HOOKS = ReasonSpec(
+        code="AS306",
+        kind=RejectedError,
+        summary="other saved-tensor hooks are active, or hooks are disabled",
+        expected="no save_on_cpu, saved_tensors_hooks or torch.func transform around apply",
+        fix="leave that context first; two owners of saved tensors do not mix",
+    )
+    TRACED = ReasonSpec(
+        code="AS307",
+        kind=RejectedError,
+        summary="apply was called while a trace or a graph is being captured",
+        expected="eager execution",
+        fix="apply before tracing; attention swap and captured graphs do not mix",
+    )
+    QUANTIZED_MODEL = ReasonSpec(
+        code="AS308",
+        kind=RejectedError,
+        summary="the model is quantized",
+        expected="floating-point weights; quantized ones are untested",
+        fix="train the unquantized model, or set activation_swap: none",
+    )
+    INVALID_SETUP = ReasonSpec(
+        code="AS401",
+        kind=RejectedError,
+        summary="the training set-up has an illegal value",
+        expected="an activation_swap.TrainingSetup with legal fields",
+        fix="correct the value",
+    )
+    INVALID_POLICY = ReasonSpec(
+        code="AS402",
+        kind=RejectedError,
+        summary="the swap policy has an illegal value",
+        expected="an activation_swap.SwapPolicy with legal fields",
+        fix="correct the value",
     )
     CHECKPOINTING_ENABLED_LATER = ReasonSpec(
         code="AS601",
