@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 _NOTHING_INSTALLED = "nothing was installed"
+_NOTHING_RUN = "nothing was run"
 
 
 class ActivationSwapError(Exception):
@@ -399,6 +400,144 @@ class Reason(Enum):
         summary="the swap policy has an illegal value",
         expected="an activation_swap.SwapPolicy with legal fields",
         fix="correct the value",
+    )
+    INVALID_CONFIG = ReasonSpec(
+        code="AS401",
+        kind=RejectedError,
+        summary="a key or value of the configuration is not legal",
+        expected="what README.md and activation_swap/trainer/config.py list",
+        fix="correct the key or value",
+        consequence=_NOTHING_RUN,
+    )
+    UNREADABLE_CONFIG = ReasonSpec(
+        code="AS402",
+        kind=RejectedError,
+        summary="the configuration cannot be read",
+        expected="a YAML file that holds a mapping; overrides as key=value",
+        fix="check the path and the YAML",
+        consequence=_NOTHING_RUN,
+    )
+    DEVICE_UNAVAILABLE = ReasonSpec(
+        code="AS403",
+        kind=RejectedError,
+        summary="this machine does not have the device that was asked for",
+        expected="auto | cpu | the type of an accelerator that torch can use here",
+        fix="set device: auto, or install a torch built for the accelerator",
+        consequence=_NOTHING_RUN,
+    )
+    UNREADABLE_MODEL = ReasonSpec(
+        code="AS404",
+        kind=RejectedError,
+        summary="the model configuration cannot be read",
+        expected="a preset, a directory with a Hugging Face config.json, or such a JSON file",
+        fix="correct model.source or model.overrides",
+        consequence=_NOTHING_RUN,
+    )
+    NO_TRAINING_DATA = ReasonSpec(
+        code="AS405",
+        kind=RejectedError,
+        summary="there is no text to train on",
+        expected="paths or glob patterns of files with content, relative to the working directory",
+        fix="correct data.files; neither ~ nor variables are expanded",
+        consequence=_NOTHING_RUN,
+    )
+    UNREADABLE_TOKENIZER = ReasonSpec(
+        code="AS406",
+        kind=RejectedError,
+        summary="the tokenizer cannot be read",
+        expected="a local directory with a Hugging Face tokenizer that needs no code of its own",
+        fix="correct data.tokenizer, or leave it out to train on bytes",
+        consequence=_NOTHING_RUN,
+    )
+    VOCABULARY_TOO_SMALL = ReasonSpec(
+        code="AS407",
+        kind=RejectedError,
+        summary="the model has fewer token embeddings than the tokenizer has tokens",
+        expected="a model whose vocab_size covers the tokenizer",
+        fix="set model.overrides.vocab_size, or use another tokenizer",
+        consequence=_NOTHING_RUN,
+    )
+    CHECKPOINTS_IN_THE_WAY = ReasonSpec(
+        code="AS408",
+        kind=RejectedError,
+        summary="the output directory holds the checkpoints of an earlier run",
+        expected="an output directory without checkpoints, or --resume",
+        fix="pass --resume to go on from the newest one, or set another output",
+        consequence=_NOTHING_RUN,
+    )
+    DAMAGED_CHECKPOINT = ReasonSpec(
+        code="AS409",
+        kind=RejectedError,
+        summary="a checkpoint cannot be read",
+        expected="the files as this version of the trainer wrote them",
+        fix="delete this checkpoint to resume from the one before it",
+        consequence=_NOTHING_RUN,
+    )
+    OTHER_TRAJECTORY = ReasonSpec(
+        code="AS410",
+        kind=RejectedError,
+        summary="the checkpoint belongs to a run with other numbers",
+        expected="the model, data, optimizer, batch and seed that the checkpoint was made with",
+        fix="restore the keys listed above, or set another output",
+        consequence=_NOTHING_RUN,
+    )
+    TRAINER_EXTRA_MISSING = ReasonSpec(
+        code="AS411",
+        kind=RejectedError,
+        summary="a package that this command needs is not installed",
+        expected="the packages of the trainer extra",
+        fix="pip install 'activation-swap[trainer]'",
+        consequence=_NOTHING_RUN,
+    )
+    SCHEDULE_TEXT = ReasonSpec(
+        code="AS501",
+        kind=RejectedError,
+        summary="text is not a schedule action",
+        expected="[stage][kind][microbatch] such as 1F0, (0F4;3B1)OVERLAP_F_B or 1SET_GROUP0:TAIL, "
+        "with each swap action next to the compute step that it belongs to",
+        fix="correct the text",
+        consequence="nothing was read",
+    )
+    SCHEDULE_ORDER = ReasonSpec(
+        code="AS502",
+        kind=RejectedError,
+        summary="a compute order is not one of a training step",
+        expected="per stage and microbatch one F, later either one B, or one I and later one W",
+        fix="correct the compute order",
+        consequence="nothing was planned",
+    )
+    SCHEDULE_PLAN = ReasonSpec(
+        code="AS503",
+        kind=RejectedError,
+        summary="a swap plan breaks a rule of its schedule",
+        expected="SET_GROUP before F; OFFLOAD after F, then WAIT_OFFLOAD; RELOAD, then WAIT_RELOAD "
+        "before the first use",
+        fix="correct the plan, or lower the compute order anew",
+        consequence="nothing was run",
+    )
+    SCHEDULE_WITHOUT_SITES = ReasonSpec(
+        code="AS504",
+        kind=RejectedError,
+        summary="no stage of the schedule holds a swapped attention",
+        expected="a schedule over the stage modules that were passed to registry.apply",
+        fix="apply the swap to the modules of this schedule's stages, then attach",
+        consequence="nothing was attached",
+    )
+    SCHEDULE_ATTACHED = ReasonSpec(
+        code="AS505",
+        kind=SwapStateError,
+        summary="a stage already follows another attachment",
+        expected="stages that no swap is attached to",
+        fix="detach (or remove) the first swap before attaching again",
+        consequence="nothing was attached",
+    )
+    NOT_A_SCHEDULE = ReasonSpec(
+        code="AS506",
+        kind=RejectedError,
+        summary="the object is not a schedule of torch.distributed.pipelining",
+        expected="a PipelineScheduleSingle or PipelineScheduleMulti over PipelineStage objects",
+        fix="attach the schedule object, or drive Swap.groups from a scheduler of your own",
+        consequence="nothing was attached",
     )
     CHECKPOINTING_ENABLED_LATER = ReasonSpec(
         code="AS601",
