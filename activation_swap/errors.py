@@ -303,12 +303,12 @@ class Reason(Enum):
         expected="children with a weight",
         fix="build the model without replacing its parts, or report a changed release",
     )
-    SEVERAL_ATTENTIONS = ReasonSpec(
+    MISPLACED_ATTENTION = ReasonSpec(
         code="AS210",
         kind=RejectedError,
-        summary="a decoder layer holds another number of attention modules than one",
-        expected="one attention module in each decoder layer",
-        fix="build the model without adding attention modules, or report a changed release",
+        summary="an attention module is where none is known",
+        expected="one attention in each decoder layer, as its self_attn",
+        fix="build the model without moving or adding attention, or report a changed release",
     )
     CHECKPOINT_SITE = ReasonSpec(
         code="AS211",
@@ -337,6 +337,20 @@ class Reason(Enum):
         summary="a module of the model is swapped by another installation",
         expected="modules that no live Swap owns, or the same model, set-up and policy again",
         fix="call remove() on the live Swap first",
+    )
+    REPEATED_MODULE = ReasonSpec(
+        code="AS310",
+        kind=RejectedError,
+        summary="one attention module occurs in several places",
+        expected="each attention module once",
+        fix="pass each stage once, and give each layer an attention of its own",
+    )
+    NO_ATTENTION = ReasonSpec(
+        code="AS311",
+        kind=RejectedError,
+        summary="the model has no attention to swap",
+        expected="at least one decoder layer, or pp_size > 1",
+        fix="pass a model with layers, or set activation_swap: none",
     )
     COMPILED_MODEL = ReasonSpec(
         code="AS302",

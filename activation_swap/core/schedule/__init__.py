@@ -1,0 +1,1 @@
+"""Pipeline schedules as data: when each (stage, microbatch) group moves, and what that saves."""

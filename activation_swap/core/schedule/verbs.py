@@ -1,0 +1,70 @@
+"""The verbs through which a pipeline scheduler tells the engine when a group moves."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+__all__ = ["GroupKey", "GroupVerbs", "Keep"]
+
+
+class GroupKey(NamedTuple):
+    """One chunk: the forward of one microbatch through one stage.
+
+    Attributes:
+        stage: Index of the stage in the whole pipeline.
+        microbatch: Index of the microbatch in the step.
+    """
+
+    stage: int
+    microbatch: int
+
+
+class Keep(StrEnum):
+    """What of a chunk stays on the device after its forward."""
+
+    NOTHING = "NOTHING"
+    """All attention groups of the chunk move."""
+    TAIL = "TAIL"
+    """The last attention stays, because the backward of this chunk follows at once."""
+    ALL = "ALL"
+    """The whole chunk stays: the plan found that moving it would not lower the peak."""
+
+
+class GroupVerbs(Protocol):
+    """What ``Swap.groups`` offers to a pipeline scheduler.
+
+    Every verb only launches copies or orders streams; none blocks the host. The verbs are a
+    performance hint: an unpack of a group that no verb has brought back waits for its offload,
+    reloads it then and counts a ``reload_misses``. So a wrong order costs time, never a bit.
+    """
+
+    def set_group(self, key: tuple[int, int] | None, *, keep: Keep = Keep.NOTHING) -> None:
+        """Name the group that attention forwards of the calling thread belong to.
+
+        Args:
+            key: ``(stage, microbatch)``, or ``None`` after the forward. Forwards outside any group
+                pass through untouched.
+            keep: What of the group stays on the device.
+        """
+
+    def launch_offload(self, key: tuple[int, int]) -> None:
+        """Close the group after its forward; the copies of all that moves have been launched."""
+
+    def wait_offload(self, key: tuple[int, int]) -> None:
+        """Order compute after the group's last D2H and give up the rest of its device memory."""
+
+    def launch_reload(self, key: tuple[int, int]) -> None:
+        """Launch the H2D of the attention that backward needs first.
+
+        The others follow by themselves, one attention ahead of the backward.
+        """
+
+    def wait_reload(self, key: tuple[int, int]) -> None:
+        """Order compute after the H2D that :meth:`launch_reload` launched."""
+
+    def abort(self, key: tuple[int, int] | None = None) -> None:
+        """Forget the bookkeeping of one group, or of all, after a failed step.
+
+        Live graphs stay right: their saved tensors belong to them, not to the group.
+        """
