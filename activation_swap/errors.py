@@ -339,14 +339,14 @@ class Reason(Enum):
         fix="call remove() on the live Swap first",
     )
     REPEATED_MODULE = ReasonSpec(
-        code="AS310",
+        code="AS309",
         kind=RejectedError,
         summary="one attention module occurs in several places",
         expected="each attention module once",
         fix="pass each stage once, and give each layer an attention of its own",
     )
     NO_ATTENTION = ReasonSpec(
-        code="AS311",
+        code="AS310",
         kind=RejectedError,
         summary="the model has no attention to swap",
         expected="at least one decoder layer, or pp_size > 1",
@@ -402,14 +402,14 @@ class Reason(Enum):
         fix="train the unquantized model, or set activation_swap: none",
     )
     INVALID_SETUP = ReasonSpec(
-        code="AS401",
+        code="AS115",
         kind=RejectedError,
         summary="the training set-up has an illegal value",
         expected="an activation_swap.TrainingSetup with legal fields",
         fix="correct the value",
     )
     INVALID_POLICY = ReasonSpec(
-        code="AS402",
+        code="AS116",
         kind=RejectedError,
         summary="the swap policy has an illegal value",
         expected="an activation_swap.SwapPolicy with legal fields",
@@ -584,6 +584,31 @@ class Reason(Enum):
         expected="recording > offloading > offloaded > reloading > resident",
         fix="report this as a bug with the calls that led to it",
         consequence="the step was not taken",
+    )
+
+    OUTER_HOOKS = ReasonSpec(
+        code="AS605",
+        kind=RejectedError,
+        summary="a swapped attention runs inside of other saved-tensor hooks",
+        expected="no saved_tensors_hooks or save_on_cpu around the model: only the innermost act",
+        fix="leave the other hooks' context, or call remove() on the Swap",
+        consequence="the forward was stopped",
+    )
+    GRAPH_CAPTURE = ReasonSpec(
+        code="AS606",
+        kind=RejectedError,
+        summary="a swapped attention is captured into a device graph",
+        expected="eager training: a captured graph would replay copies into freed memory",
+        fix="train without graph capture, or call remove() on the Swap",
+        consequence="the forward was stopped",
+    )
+    NESTED_ATTENTION = ReasonSpec(
+        code="AS607",
+        kind=RejectedError,
+        summary="a swapped attention was called inside of another one",
+        expected="attention modules that do not call each other",
+        fix="call remove() on the Swap",
+        consequence="the forward was stopped",
     )
 
     def error(

@@ -1,0 +1,278 @@
+"""Moves groups: offload after the attention, release, prefetch, reload before its backward."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import nullcontext
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet, ref
+
+import torch
+
+from activation_swap._stats import KeepReason
+from activation_swap.core.counters import Counters
+from activation_swap.core.group import Group, GroupState, SavedStorage
+from activation_swap.core.narrowing import narrow, widen
+from activation_swap.core.pinned_pool import aligned
+from activation_swap.core.torch_private import profiling
+from activation_swap.core.transfer import Copy
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Sequence
+
+    from activation_swap._stats import SwapStats
+    from activation_swap.core.link import Links
+    from activation_swap.core.pinned_pool import HostBlock
+
+__all__ = ["Engine"]
+
+_IN_FLIGHT_OR_RESIDENT = {GroupState.RESIDENT, GroupState.OFFLOADING, GroupState.RELOADING}
+
+
+class Engine:
+    """The state of one swap: its groups, its links, its counters.
+
+    Every method may be called from any thread: forward runs on the caller's, backward on autograd's
+    threads of the devices. The lock is re-entrant because a graph that the garbage collector drops
+    inside a method ends in :meth:`forget`.
+    """
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+        self._lock = RLock()
+        self._counters = Counters()
+        self._groups: WeakSet[Group] = WeakSet()
+        self._warned = False
+
+    def seal(
+        self,
+        group: Group,
+        storages: Sequence[SavedStorage],
+        *,
+        kept_bytes: Counter[KeepReason],
+        keep: KeepReason | None,
+    ) -> None:
+        """End the recording of a group: launch its offload, or leave it on the device.
+
+        Args:
+            group: A group in state RECORDING.
+            storages: Its eligible storages, strong references.
+            kept_bytes: Bytes of the storages that are not eligible, by reason.
+            keep: Why the whole group stays, or ``None`` to move it.
+        """
+        with self._lock:
+            self._counters.kept_bytes.update(kept_bytes)
+            if not storages:
+                group.move_to(GroupState.RESIDENT)
+                return
+            group.storages = [ref(storage) for storage in storages]
+            group.device_bytes = sum(storage.nbytes for storage in storages)
+            self._groups.add(group)
+            self._counters.gain(group.device_bytes)
+            if keep is None and not self._offload(group, storages):
+                keep = KeepReason.HOST_MEMORY
+            if keep is not None:
+                self._counters.kept_bytes[keep] += group.device_bytes
+                group.move_to(GroupState.RESIDENT)
+
+    def release(self, group: Group) -> None:
+        """Give up the device memory of an offloading group once compute is behind its copy.
+
+        Does nothing in any other state: the group's backward may have begun.
+        """
+        with self._lock:
+            if group.state is not GroupState.OFFLOADING or group.copy is None:
+                return
+            group.move_to(GroupState.OFFLOADED)
+            group.copy.join()
+            group.copy = None
+            self._counters.lose(group.device_bytes)
+            for storage in group.live_storages():
+                if storage.unchanged():
+                    self._counters.saved_bytes += storage.nbytes
+                    storage.aliases = None
+                else:
+                    # A change that was queued before the join may have run beside the copy.
+                    self._keep_changed(group, storage)
+
+    def launch_reload(self, group: Group) -> None:
+        """Launch the reload of an offloaded group; does nothing in any other state."""
+        with self._lock:
+            if group.state is GroupState.OFFLOADED:
+                self._reload(group)
+
+    def wait_reload(self, group: Group) -> None:
+        """Order compute after the reload of a group; does nothing if none is in flight."""
+        with self._lock:
+            if group.state is GroupState.RELOADING and group.copy is not None:
+                transfer = group.link.transfer
+                current = transfer.compute_stream()
+                fence = group.copy.fence
+                group.copy.join()
+                group.copy = None
+                if current != group.stream:
+                    # The backward runs on another stream than the one that owns the memory.
+                    transfer.wait(current, fence)
+                for storage in group.live_storages():
+                    if storage.narrow and storage.flat is not None:
+                        storage.flat = widen(storage.flat)
+                group.move_to(GroupState.RESIDENT)
+
+    def begin_backward(self, group: Group) -> None:
+        """Make a group ready for its first unpack, and prefetch the group that follows.
+
+        The first unpack of a group is the only signal of its backward: no module or tensor hook
+        is needed. What no prefetch has launched is reloaded here, at the price of a stall.
+        """
+        with self._lock:
+            if not group.armed:
+                return
+            if group.state is GroupState.OFFLOADING and group.copy is not None:
+                # Backward came before the next attention's end. The data is still here: use it,
+                # but compute may free it only behind the copy that reads it.
+                self._counters.late_releases += 1
+                group.copy.join()
+                group.copy = None
+                group.block = None
+                group.move_to(GroupState.RESIDENT)
+            if group.state is GroupState.OFFLOADED:
+                self._counters.reload_misses += 1
+                self._reload(group)
+            following = None if group.previous is None else group.previous()
+            if following is not None:
+                # One group ahead: its copy runs beside this group's backward.
+                self.launch_reload(following)
+            self.wait_reload(group)
+            group.armed = False
+
+    def forget(self, group: Group) -> None:
+        """Take a group that nothing owns any more out of the count."""
+        with self._lock:
+            if group.state in _IN_FLIGHT_OR_RESIDENT:
+                self._counters.lose(group.device_bytes)
+
+    def stats(self) -> SwapStats:
+        """Return the counters and the gauges of this moment."""
+        with self._lock:
+            return self._counters.snapshot(
+                live_groups=len(self._groups),
+                host_bytes_in_use=self._links.bytes_in_use,
+                host_bytes_reserved=self._links.reserved_bytes,
+            )
+
+    def reset_stats(self) -> None:
+        """Start the counters anew."""
+        with self._lock:
+            self._counters.reset()
+
+    def close(self) -> None:
+        """Give the pinned memory up; live graphs stay right."""
+        with self._lock:
+            # A forward that runs in another thread now finds no memory, and needs no warning.
+            self._warned = True
+            self._links.close()
+
+    def _offload(self, group: Group, storages: Sequence[SavedStorage]) -> bool:
+        """Launch the D2H copies of a group; ``False`` when there is no host memory for it."""
+        moving = []
+        nbytes = 0
+        for storage in storages:
+            if storage.unchanged():
+                storage.offset = nbytes
+                nbytes += aligned(storage.link_bytes)
+                moving.append(storage)
+            else:
+                self._keep_changed(group, storage)
+        link = group.link
+        block = link.pool.allocate(nbytes)
+        if block is None:
+            self._warn_of_host_memory(group, nbytes)
+            return False
+        group.stream = stream = link.transfer.compute_stream()
+        sources = []
+        for storage in moving:
+            whole = storage.whole()
+            sources.append(narrow(whole) if storage.narrow else whole)
+        with _range("offload", group):
+            fence = link.transfer.offload(
+                _pairs(moving, sources, block), stream=stream, after=block.fences
+            )
+        block.fences = (fence,)
+        group.block = block
+        group.copy = Copy(link.transfer, stream, fence, sources)
+        group.move_to(GroupState.OFFLOADING)
+        self._counters.offloaded_bytes += sum(storage.link_bytes for storage in moving)
+        self._counters.offloaded_storages += len(moving)
+        return True
+
+    def _keep_changed(self, group: Group, storage: SavedStorage) -> None:
+        # It keeps its aliases, and so autograd's own behaviour: an error if, and only if, backward
+        # needs a save that was changed after it.
+        group.device_bytes -= storage.nbytes
+        self._counters.kept_bytes[KeepReason.CHANGED] += storage.nbytes
+
+    def _reload(self, group: Group) -> None:
+        block = group.block
+        if block is None:
+            raise group.impossible(asked="a reload without host bytes")
+        storages = [storage for storage in group.live_storages() if storage.aliases is None]
+        transfer = group.link.transfer
+        # The stream of the forward owns the memory, whichever thread prefetches: what backward
+        # frees there is reused there, in order.
+        with transfer.on(group.stream):
+            targets = [_target(storage, transfer.device) for storage in storages]
+        with _range("reload", group):
+            fence = transfer.reload(
+                _pairs(storages, targets, block), stream=group.stream, after=block.fences
+            )
+        for storage, target in zip(storages, targets, strict=True):
+            storage.flat = target
+        # The bytes may be given to another group at once: its copy is ordered behind this one.
+        block.fences = (fence,)
+        group.block = None
+        group.copy = Copy(transfer, group.stream, fence, targets)
+        group.move_to(GroupState.RELOADING)
+        self._counters.reloaded_bytes += sum(storage.link_bytes for storage in storages)
+        self._counters.gain(group.device_bytes)
+
+    def _warn_of_host_memory(self, group: Group, nbytes: int) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        warnings.warn(
+            f"activation_swap: attention could not get pinned host memory for {group.fqn} "
+            f"({nbytes} bytes): {group.link.pool.failure}. Its saved tensors stay on the device; "
+            "training goes on. Free host memory, or set activation_swap: none.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _target(storage: SavedStorage, device: torch.device) -> torch.Tensor:
+    dtype = torch.int16 if storage.narrow else storage.dtype
+    if storage.link_bytes % dtype.itemsize:
+        dtype = torch.uint8
+    return torch.empty(storage.link_bytes // dtype.itemsize, dtype=dtype, device=device)
+
+
+def _pairs(
+    storages: Sequence[SavedStorage], tensors: Sequence[torch.Tensor], block: HostBlock
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Pair each device tensor with its bytes in the block, cut where the block is."""
+    pairs = []
+    for storage, tensor in zip(storages, tensors, strict=True):
+        flat = tensor.view(torch.uint8)
+        for start, host in block.spans(storage.offset, storage.link_bytes):
+            size = host.numel()
+            whole = size == storage.link_bytes
+            pairs.append((flat if whole else flat[start : start + size], host))
+    return pairs
+
+
+def _range(verb: str, group: Group) -> Any:
+    """Return a profiler range, or an empty context when nobody records."""
+    if not profiling():
+        return nullcontext()
+    return torch.profiler.record_function(f"activation_swap::{verb}({group.fqn})")

@@ -1,0 +1,57 @@
+"""What must hold at every training forward of a swapped attention, whatever came after apply."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from activation_swap.core.torch_private import (
+    compiled_call,
+    in_backward,
+    top_saved_tensor_hooks,
+    under_dynamo,
+)
+from activation_swap.errors import Reason
+
+if TYPE_CHECKING:
+    from activation_swap.core.site import Site
+    from activation_swap.core.transfer import Transfer
+
+__all__ = ["check_call", "check_recompute_flag"]
+
+
+def check_recompute_flag(site: Site) -> None:
+    """Refuse a forward whose layer is set to be recomputed in backward.
+
+    Checked with and without grad: re-entrant checkpointing runs the first forward without.
+
+    Raises:
+        RejectedError: Gradient checkpointing is on for this attention.
+    """
+    owner = site.checkpoint_flag_owner
+    if owner is not None and getattr(owner, "gradient_checkpointing", False) and owner.training:
+        raise _checkpointing(site, "its layer's gradient_checkpointing flag is set")
+
+
+def check_call(site: Site, transfer: Transfer) -> None:
+    """Refuse a training forward that swapping would make slow, empty or wrong without a word.
+
+    Raises:
+        RejectedError: The attention is recomputed, compiled, captured, or inside of other
+            saved-tensor hooks.
+    """
+    if in_backward():
+        raise _checkpointing(site, "the forward runs again inside of a backward")
+    hooks = top_saved_tensor_hooks()
+    if hooks is not None:
+        module = getattr(hooks[0], "__module__", None) or ""
+        if module.startswith("torch.utils.checkpoint"):
+            raise _checkpointing(site, "the forward runs inside of torch.utils.checkpoint")
+        raise Reason.OUTER_HOOKS.error(where=site.fqn, found=f"{hooks[0]!r}")
+    if under_dynamo() or any(compiled_call(module) for module in (*site.owners, site.module)):
+        raise Reason.COMPILED_LATER.error(where=site.fqn, found="torch.compile")
+    if transfer.capturing():
+        raise Reason.GRAPH_CAPTURE.error(where=site.fqn, found="a stream under graph capture")
+
+
+def _checkpointing(site: Site, found: str) -> Exception:
+    return Reason.CHECKPOINTING_ENABLED_LATER.error(where=site.fqn, found=found)

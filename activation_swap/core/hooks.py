@@ -1,0 +1,185 @@
+"""The hooks on an attention module: module-level objects, so that models copy and pickle."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from activation_swap._stats import KeepReason
+from activation_swap.core.group import Group, unpack
+from activation_swap.core.guard import check_call, check_recompute_flag
+from activation_swap.core.recorder import Recorder
+from activation_swap.core.torch_private import (
+    pop_saved_tensor_hooks,
+    push_saved_tensor_hooks,
+    top_saved_tensor_hooks,
+)
+from activation_swap.errors import Reason
+
+if TYPE_CHECKING:
+    from activation_swap._config import SwapPolicy
+    from activation_swap.core.engine import Engine
+    from activation_swap.core.link import Links
+    from activation_swap.core.order import SwapOrder
+    from activation_swap.core.site import Site
+
+__all__ = ["AfterAttention", "BeforeAttention", "InertHook", "Tracer"]
+
+
+class _Open(threading.local):
+    """The recorders of the attention calls that this thread is inside of: one, or none."""
+
+    def __init__(self) -> None:
+        self.recorders: list[Recorder] = []
+
+
+class Tracer:
+    """Opens a recorder around each training call of an attention.
+
+    Args:
+        sites: The attentions, in forward order.
+        engine: Takes the recorded groups.
+        links: Gives a group its device's link.
+        order: Decides what is taken, kept and released.
+        policy: What may move.
+    """
+
+    def __init__(
+        self,
+        sites: tuple[Site, ...],
+        *,
+        engine: Engine,
+        links: Links,
+        order: SwapOrder,
+        policy: SwapPolicy,
+    ) -> None:
+        self._sites = sites
+        self._engine = engine
+        self._links = links
+        self._order = order
+        self._policy = policy
+        self._open = _Open()
+
+    def fqn(self, index: int) -> str:
+        """Return the name of attention number ``index``."""
+        return self._sites[index].fqn
+
+    def enter(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin a call: without grad there is nothing to save, and nothing is done.
+
+        Raises:
+            RejectedError: See :mod:`activation_swap.core.guard`.
+        """
+        site = self._sites[index]
+        check_recompute_flag(site)
+        if not torch.is_grad_enabled():
+            return
+        recorders = self._open.recorders
+        if recorders:
+            self._close_interrupted(site, recorders)
+        link = self._links.of(_device_of(args, kwargs))
+        check_call(site, link.transfer)
+        admission = self._order.admit(index)
+        if admission is None:
+            return
+        group = Group(
+            self._engine, fqn=site.fqn, order=index, link=link, previous=admission.previous
+        )
+        recorder = Recorder(group, self._policy, (args, kwargs))
+        push_saved_tensor_hooks(recorder.pack, unpack)
+        recorders.append(recorder)
+
+    def leave(self, index: int, result: Any) -> None:
+        """End a call, also one that raised: then ``result`` is ``None`` and nothing moves."""
+        recorders = self._open.recorders
+        if not recorders or recorders[-1].group.order != index:
+            return
+        recorder = recorders.pop()
+        pop_saved_tensor_hooks()
+        group = recorder.group
+        self._engine.seal(
+            group,
+            recorder.storages,
+            kept_bytes=recorder.kept_bytes,
+            keep=KeepReason.FAILED if result is None else self._order.keep(group),
+        )
+        if result is not None:
+            self._order.sealed(group)
+
+    def _close_interrupted(self, site: Site, recorders: list[Recorder]) -> None:
+        """Mend what an interrupt left: hooks see exceptions, but no KeyboardInterrupt."""
+        top = top_saved_tensor_hooks()
+        while recorders and top is not None and top[0] == recorders[-1].pack:
+            self.leave(recorders[-1].group.order, None)
+            top = top_saved_tensor_hooks()
+        if recorders:
+            raise Reason.NESTED_ATTENTION.error(
+                where=site.fqn, found=f"a call inside of {recorders[-1].group.fqn}"
+            )
+
+
+class _Hook:
+    """Refers to the tracer; a copy of it refers to nothing, since a copied model is not swapped."""
+
+    def __init__(self, tracer: Tracer, index: int, installation: object) -> None:
+        self._tracer = tracer
+        self._index = index
+        self.installation = installation
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> InertHook:
+        return InertHook(self._tracer.fqn(self._index), speaks=isinstance(self, BeforeAttention))
+
+    def __reduce__(self) -> tuple[type[InertHook], tuple[str, bool]]:
+        return InertHook, (self._tracer.fqn(self._index), isinstance(self, BeforeAttention))
+
+
+class BeforeAttention(_Hook):
+    """The forward pre-hook."""
+
+    def __call__(self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin the call."""
+        self._tracer.enter(self._index, args, kwargs)
+
+
+class AfterAttention(_Hook):
+    """The forward hook, called always."""
+
+    def __call__(
+        self, _module: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """End the call."""
+        self._tracer.leave(self._index, result)
+
+
+class InertHook:
+    """What a copied or unpickled model carries: it does nothing, and says so once in training."""
+
+    def __init__(self, fqn: str, speaks: bool) -> None:  # noqa: FBT001 - pickled by position
+        self._fqn = fqn
+        self._speaks = speaks
+
+    def __call__(self, *_: Any) -> None:
+        """Warn at the first training forward of a copy."""
+        if self._speaks and torch.is_grad_enabled():
+            self._speaks = False
+            warnings.warn(
+                f"{self._fqn} is part of a copy of a model under activation_swap: attention. The "
+                "copy trains without it. Call registry.apply on the copy, or Swap.remove before "
+                "copying.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    """Return the device that the call computes on: that of its first tensor.
+
+    Not that of a parameter: under a CPU-offload policy of FSDP2 that is the host.
+    """
+    for argument in (*args, *kwargs.values()):
+        if isinstance(argument, torch.Tensor):
+            return argument.device
+    return torch.device("cpu")

@@ -1,0 +1,73 @@
+"""The transfer of a CPU: the same rules with synchronous copies into separate buffers."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from itertools import count
+from typing import TYPE_CHECKING
+
+import torch
+
+from activation_swap.core.transfer import Fence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["HostTransfer"]
+
+
+class HostTransfer:
+    """Copies between two places of ordinary memory.
+
+    It makes a model on the CPU run through every state that an accelerator runs through, so that
+    all rules but the overlap itself are tested where there is no accelerator.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._sequence = count()
+
+    def compute_stream(self) -> None:
+        """Return ``None``: a CPU has no streams."""
+
+    def on(self, stream: None) -> nullcontext[None]:  # noqa: ARG002 - protocol
+        """Return an empty context."""
+        return nullcontext()
+
+    def allocate_slab(self, nbytes: int) -> torch.Tensor:
+        """Return ``uint8[nbytes]`` of pageable memory."""
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def free_slabs(self) -> None:
+        """Do nothing: freed pageable memory is the allocator's."""
+
+    def offload(
+        self,
+        pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        *,
+        stream: None,  # noqa: ARG002 - protocol
+        after: Iterable[Fence],  # noqa: ARG002 - complete by construction
+    ) -> Fence:
+        """Copy each device tensor into its host tensor."""
+        for device, host in pairs:
+            host.copy_(device)
+        return Fence("d2h", next(self._sequence), None)
+
+    def reload(
+        self,
+        pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        *,
+        stream: None,  # noqa: ARG002 - protocol
+        after: Iterable[Fence],  # noqa: ARG002 - complete by construction
+    ) -> Fence:
+        """Copy each host tensor into its device tensor."""
+        for device, host in pairs:
+            device.copy_(host)
+        return Fence("h2d", next(self._sequence), None)
+
+    def wait(self, stream: None, fence: Fence) -> None:
+        """Do nothing: the copy is complete."""
+
+    def capturing(self) -> bool:
+        """Return ``False``."""
+        return False

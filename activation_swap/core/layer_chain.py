@@ -1,0 +1,90 @@
+"""The order without pipeline parallelism: layer by layer, one group behind and one ahead."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import TYPE_CHECKING
+from weakref import ref
+
+from activation_swap._stats import KeepReason
+from activation_swap.core.group import GroupState
+from activation_swap.core.order import Admission
+
+if TYPE_CHECKING:
+    from activation_swap.core.engine import Engine
+    from activation_swap.core.group import Group
+
+__all__ = ["LayerChain"]
+
+
+class _Position(threading.local):
+    """Where this thread's forward is. The group is known weakly: a dropped graph is gone."""
+
+    group: ref[Group] | None = None
+    order: int = -1
+    moved: bool = False
+
+
+class LayerChain:
+    """Offloads each attention's group at its end, and releases the one before.
+
+    Releasing one group later gives the copy the time of one layer to finish beside compute, and
+    bounds device memory to two groups. The last group of the model stays: its backward is next.
+
+    Args:
+        engine: What moves the groups.
+        last: Number of the last attention.
+        keep_last: Whether its group stays on the device.
+    """
+
+    def __init__(self, engine: Engine, *, last: int, keep_last: bool) -> None:
+        self._engine = engine
+        self._last = last
+        self._keep_last = keep_last
+        self._position = _Position()
+        self._warned = False
+
+    def admit(self, order: int) -> Admission:
+        """Continue this thread's chain, or begin one when the layers start again."""
+        position = self._position
+        if order <= position.order:
+            position.group = None
+            position.moved = False
+        position.order = order
+        return Admission(self._before())
+
+    def keep(self, group: Group) -> KeepReason | None:
+        """Keep the last group of the chain."""
+        return KeepReason.LAST if self._keep_last and group.order == self._last else None
+
+    def sealed(self, group: Group) -> None:
+        """Release the group before this one, behind its copy."""
+        position = self._position
+        before = self._before()
+        if before is not None:
+            self._engine.release(before)
+        position.group = ref(group)
+        position.moved |= group.state is GroupState.OFFLOADING
+        if group.order == self._last and not position.moved:
+            self._warn_of_nothing_moved()
+
+    def _before(self) -> Group | None:
+        known = self._position.group
+        return None if known is None else known()
+
+    def _warn_of_nothing_moved(self) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        kept = ", ".join(
+            f"{reason.value}: {nbytes}"
+            for reason, nbytes in self._engine.stats().kept_bytes.items()
+        )
+        warnings.warn(
+            "activation_swap: attention moved nothing in a training forward; bytes kept on the "
+            f"device by reason: {kept or 'none were saved'}. "
+            "See SwapPolicy, or set activation_swap: none.",
+            RuntimeWarning,
+            stacklevel=2,
+        )

@@ -1,0 +1,41 @@
+"""fp32 tensors that hold nothing but bf16 values cross the link as bf16."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from activation_swap.core.torch_private import input_dtype_of_cast
+
+__all__ = ["is_upcast", "narrow", "widen"]
+
+_HIGH_HALF = 1 if sys.byteorder == "little" else 0
+
+
+def is_upcast(tensor: torch.Tensor) -> bool:
+    """Whether the autograd graph proves that ``tensor`` (fp32) is an unchanged upcast of bf16.
+
+    RMSNorm computes in fp32, and what it saves is such an upcast. bf16 is the upper half of fp32,
+    so that the lower half of every element is zero and need not travel. fp16 has other exponent
+    bits, a cast back to it would not keep the payload of a NaN: fp16 upcasts stay wide.
+    """
+    return (
+        tensor.dtype is torch.float32
+        # A change after the cast would be in the version: then the proof no longer holds.
+        and tensor._version == 0
+        and input_dtype_of_cast(tensor) is torch.bfloat16
+    )
+
+
+def narrow(flat: torch.Tensor) -> torch.Tensor:
+    """Return the upper halves of ``flat`` fp32[n] as int16[n], bit for bit."""
+    return flat.view(torch.int16)[_HIGH_HALF::2].contiguous()
+
+
+def widen(halves: torch.Tensor) -> torch.Tensor:
+    """Return the fp32[n] whose upper halves are ``halves`` int16[n] and whose lower ones are 0.
+
+    The conversion from bf16 is a shift by 16 bits, for NaNs as well.
+    """
+    return halves.view(torch.bfloat16).to(torch.float32)

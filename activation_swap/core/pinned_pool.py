@@ -1,0 +1,217 @@
+"""Host memory for offloaded storages: slabs, cut to the byte, reused behind fences."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from threading import RLock
+from typing import TYPE_CHECKING
+
+from activation_swap.core.transfer import Fence, merge_fences
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import torch
+
+__all__ = ["ALIGNMENT", "HostBlock", "PinnedPool", "aligned"]
+
+ALIGNMENT = 512
+"""Copies that start on this many bytes run at the full rate of the link."""
+
+Piece = tuple[int, int, int]
+"""(slab index, first byte, byte after the last)."""
+
+
+def aligned(nbytes: int) -> int:
+    """Round up to :data:`ALIGNMENT`."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+class HostBlock:
+    """Host bytes of one group, possibly in several pieces; returned to the pool when dropped.
+
+    Attributes:
+        nbytes: Size.
+        fences: The copies that touched these bytes last: before the first write those of the
+            former owner, later the owner's own.
+    """
+
+    __slots__ = ("_pieces", "_pool", "_slabs", "fences", "nbytes")
+
+    def __init__(
+        self,
+        pool: PinnedPool,
+        pieces: tuple[Piece, ...],
+        slabs: tuple[torch.Tensor, ...],
+        nbytes: int,
+        fences: tuple[Fence, ...],
+    ) -> None:
+        self._pool = pool
+        self._pieces = pieces
+        # A reference to each slab: a block outlives a closed pool for as long as its graph lives.
+        self._slabs = slabs
+        self.nbytes = nbytes
+        self.fences = fences
+
+    def spans(self, start: int, nbytes: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield (offset from ``start``, ``uint8`` tensor) for each piece of a byte range."""
+        position = 0
+        stop = start + nbytes
+        for slab, (_, first, last) in zip(self._slabs, self._pieces, strict=True):
+            size = last - first
+            low, high = max(start, position), min(stop, position + size)
+            if low < high:
+                begin = first + low - position
+                yield low - start, slab[begin : begin + high - low]
+            position += size
+            if position >= stop:
+                return
+
+    def __del__(self) -> None:
+        self._pool.give_back(self._pieces, self.fences)
+
+
+class PinnedPool:
+    """Slabs of host memory with a free list in address order.
+
+    A block may be cut over several free pieces, so that no order of sizes fragments the pool: it
+    grows only when fewer bytes are free than asked for, and then by whole slabs. Reserved memory
+    is therefore at most the largest number of bytes out at once plus one slab.
+
+    Reuse never waits for the host: a block carries the fences of the last copies that touched
+    its bytes, and the next copy into them is ordered behind those on the device.
+
+    Args:
+        allocate_slab: Returns ``uint8[nbytes]`` of host memory or raises ``RuntimeError``.
+        slab_bytes: Size of one slab.
+        headroom: Returns how many more bytes may be reserved, ``None`` for no limit.
+    """
+
+    def __init__(
+        self,
+        allocate_slab: Callable[[int], torch.Tensor],
+        *,
+        slab_bytes: int,
+        headroom: Callable[[], int | None],
+    ) -> None:
+        self._allocate_slab = allocate_slab
+        self._slab_bytes = slab_bytes
+        self._headroom = headroom
+        self._slabs: list[torch.Tensor] = []
+        self._free: list[tuple[int, int, int, tuple[Fence, ...]]] = []
+        self._free_bytes = 0
+        # Blocks are dropped by whichever thread lets go of a graph, also in the middle of
+        # `allocate` when the garbage collector runs there: they queue here until it asks.
+        self._returned: deque[tuple[tuple[Piece, ...], tuple[Fence, ...]]] = deque()
+        self._lock = RLock()
+        self._closed = False
+        self.failure: str | None = None
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes in slabs."""
+        return len(self._slabs) * self._slab_bytes
+
+    @property
+    def bytes_in_use(self) -> int:
+        """Bytes in blocks that have an owner."""
+        with self._lock:
+            self._absorb()
+            return self.reserved_bytes - self._free_bytes
+
+    def allocate(self, nbytes: int) -> HostBlock | None:
+        """Return a block of ``nbytes``, or ``None`` when the pool may not or cannot grow.
+
+        After a failed growth the pool stays as large as it is: asking again for what the system
+        has just refused costs time in every layer. ``failure`` then says what happened.
+        """
+        with self._lock:
+            self._absorb()
+            if nbytes == 0:
+                return HostBlock(self, (), (), 0, ())
+            if self._free_bytes < nbytes and not self._grow(nbytes - self._free_bytes):
+                return None
+            return self._take(nbytes)
+
+    def give_back(self, pieces: tuple[Piece, ...], fences: tuple[Fence, ...]) -> None:
+        """Take the pieces of a dropped block. Never blocks: called from finalizers."""
+        if not self._closed:
+            self._returned.append((pieces, fences))
+
+    def close(self) -> None:
+        """Give all slabs up. Blocks that are still out keep theirs alive until they drop."""
+        with self._lock:
+            self._closed = True
+            self.failure = "the swap was removed"
+            self._returned.clear()
+            self._slabs = []
+            self._free = []
+            self._free_bytes = 0
+
+    def _grow(self, missing: int) -> bool:
+        if self.failure is not None:
+            return False
+        slabs = -(-missing // self._slab_bytes)
+        asked = slabs * self._slab_bytes
+        allowed = self._headroom()
+        if allowed is not None and asked > allowed:
+            self.failure = f"{asked} bytes asked for, {allowed} allowed"
+            return False
+        for _ in range(slabs):
+            try:
+                slab = self._allocate_slab(self._slab_bytes)
+            except RuntimeError as error:
+                self.failure = f"{asked} bytes asked for: {error}"
+                return False
+            self._insert((len(self._slabs), 0, self._slab_bytes), ())
+            self._slabs.append(slab)
+        return True
+
+    def _take(self, nbytes: int) -> HostBlock:
+        pieces: list[Piece] = []
+        fences: tuple[Fence, ...] = ()
+        wanted = nbytes
+        used = 0
+        for slab, first, last, behind in self._free:
+            take = min(wanted, last - first)
+            pieces.append((slab, first, first + take))
+            fences = merge_fences(fences, behind)
+            wanted -= take
+            if take == last - first:
+                used += 1
+            if wanted == 0:
+                break
+        slab, _, stop = pieces[-1]
+        if used < len(pieces):
+            _, _, last, behind = self._free[used]
+            self._free[used] = (slab, stop, last, behind)
+        del self._free[:used]
+        self._free_bytes -= nbytes
+        slabs = tuple(self._slabs[piece[0]] for piece in pieces)
+        return HostBlock(self, tuple(pieces), slabs, nbytes, fences)
+
+    def _absorb(self) -> None:
+        while self._returned:
+            pieces, fences = self._returned.popleft()
+            for piece in pieces:
+                self._insert(piece, fences)
+
+    def _insert(self, piece: Piece, fences: tuple[Fence, ...]) -> None:
+        slab, first, last = piece
+        self._free_bytes += last - first
+        index = bisect_left(self._free, (slab, first), key=_address)
+        self._free.insert(index, (slab, first, last, fences))
+        # Join with the neighbours of the same slab, so that blocks stay in few pieces.
+        if index + 1 < len(self._free) and self._free[index + 1][:2] == (slab, last):
+            _, _, last, behind = self._free.pop(index + 1)
+            fences = merge_fences(fences, behind)
+        if index and self._free[index - 1][0] == slab and self._free[index - 1][2] == first:
+            _, first, _, behind = self._free.pop(index - 1)
+            fences = merge_fences(fences, behind)
+            index -= 1
+        self._free[index] = (slab, first, last, fences)
+
+
+def _address(entry: tuple[int, int, int, tuple[Fence, ...]]) -> tuple[int, int]:
+    return entry[:2]

@@ -1,0 +1,198 @@
+"""The pack hook of one attention call: which saved tensors may move, one storage each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from activation_swap._stats import KeepReason
+from activation_swap.core.group import KeptTensor, PackedTensor, SavedStorage
+from activation_swap.core.narrowing import is_upcast
+from activation_swap.core.torch_private import (
+    base_of,
+    is_parameter_cast,
+    is_traceable_wrapper_subclass,
+    wait_for_collective,
+)
+from activation_swap.core.wrapped_tensor import WrappedTensor
+
+if TYPE_CHECKING:
+    from activation_swap._config import SwapPolicy
+    from activation_swap.core.group import Group
+
+__all__ = ["Recorder"]
+
+_PLAIN = frozenset({torch.Tensor, nn.Parameter})
+
+
+class Recorder:
+    """Collects what one call of one attention saves.
+
+    It lives for the call. While it does, it holds every storage it has seen, so that an address
+    is an identity: the allocator cannot give it to another tensor.
+
+    Args:
+        group: The group to record into.
+        policy: What may move.
+        arguments: The call's arguments, positional and by keyword, to tell tensors that belong to
+            the caller.
+    """
+
+    __slots__ = (
+        "_arguments",
+        "_autocast",
+        "_borrowed",
+        "_device",
+        "_known",
+        "_min_bytes",
+        "_policy",
+        "_seen",
+        "group",
+        "kept_bytes",
+        "storages",
+    )
+
+    def __init__(self, group: Group, policy: SwapPolicy, arguments: tuple[Any, ...]) -> None:
+        self.group = group
+        self.storages: list[SavedStorage] = []
+        self.kept_bytes: Counter[KeepReason] = Counter()
+        self._policy = policy
+        # An empty storage has no address.
+        self._min_bytes = max(1, policy.min_bytes)
+        self._arguments = arguments
+        self._borrowed: set[int] | None = None
+        self._device = group.link.transfer.device
+        self._autocast = torch.is_autocast_enabled(self._device.type)
+        self._known: dict[int, SavedStorage] = {}
+        self._seen: dict[int, KeptTensor] = {}
+
+    def pack(self, tensor: torch.Tensor) -> PackedTensor | KeptTensor | WrappedTensor:
+        """Take a tensor that autograd saves: the pack hook.
+
+        Returns:
+            A handle that does not hold ``tensor`` itself.
+        """
+        if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+            return self._pack_special(tensor)
+        return self._pack_plain(tensor, parameter=None)
+
+    def _pack_plain(
+        self, tensor: torch.Tensor, *, parameter: bool | None
+    ) -> PackedTensor | KeptTensor:
+        storage = tensor.untyped_storage()
+        nbytes = storage.nbytes()
+        if nbytes < self._min_bytes:
+            return self._keep(tensor, KeepReason.SMALL, storage)
+        address = storage.data_ptr()
+        saved = self._known.get(address)
+        if saved is None or saved.nbytes != nbytes:
+            reason = self._reason_to_keep(tensor, nbytes, address, parameter=parameter)
+            if reason is not None:
+                return self._keep(tensor, reason, storage)
+            saved = SavedStorage(
+                self.group,
+                nbytes=nbytes,
+                dtype=tensor.dtype,
+                narrow=self._policy.narrow
+                and tensor.numel() * tensor.itemsize == nbytes
+                and is_upcast(tensor),
+            )
+            self._known[address] = saved
+            self.storages.append(saved)
+        return PackedTensor(saved, tensor)
+
+    def _keep(
+        self, tensor: torch.Tensor, reason: KeepReason, storage: torch.UntypedStorage
+    ) -> KeptTensor:
+        kept = KeptTensor(self.group, tensor)
+        nbytes = storage.nbytes()
+        if nbytes and storage.data_ptr() not in self._seen:
+            self._seen[storage.data_ptr()] = kept
+            self.kept_bytes[reason] += nbytes
+        return kept
+
+    def _reason_to_keep(
+        self, tensor: torch.Tensor, nbytes: int, address: int, *, parameter: bool | None
+    ) -> KeepReason | None:
+        if parameter or (parameter is None and self._is_parameter(tensor)):
+            return KeepReason.PARAMETER
+        if tensor.device != self._device:
+            return KeepReason.OTHER_DEVICE
+        if tensor.dtype.is_complex or tensor.is_quantized or tensor.is_neg():
+            return KeepReason.UNSUPPORTED
+        if not tensor.requires_grad and address in self._borrowed_addresses():
+            return KeepReason.ARGUMENT
+        if _span_bytes(tensor) < self._policy.min_coverage * nbytes:
+            return KeepReason.PARTIAL_VIEW
+        return None
+
+    def _is_parameter(self, tensor: torch.Tensor) -> bool:
+        base = base_of(tensor)
+        if isinstance(tensor, nn.Parameter) or isinstance(base, nn.Parameter):
+            return True
+        # Autocast's copy of a trainable weight lives in its cache: moving it frees nothing. That
+        # of a frozen weight is made for this call alone, and moves like any other saved tensor.
+        return self._autocast and is_parameter_cast(tensor if base is None else base)
+
+    def _borrowed_addresses(self) -> set[int]:
+        """Return the storages of the arguments that need no gradient: cos, sin, mask, positions.
+
+        Every layer saves them, and their owner is outside: moving them frees nothing.
+        """
+        if self._borrowed is None:
+            self._borrowed = {
+                tensor.untyped_storage().data_ptr()
+                for tensor in _tensors(self._arguments)
+                if type(tensor) in _PLAIN
+                and tensor.layout is torch.strided
+                and not tensor.requires_grad
+            }
+        return self._borrowed
+
+    def _pack_special(self, tensor: torch.Tensor) -> PackedTensor | KeptTensor | WrappedTensor:
+        tensor = wait_for_collective(tensor)
+        if type(tensor) in _PLAIN and tensor.layout is torch.strided:
+            return self._pack_plain(tensor, parameter=None)
+        if is_traceable_wrapper_subclass(tensor):
+            # The local tensors of a DTensor, say: sizes and bytes are theirs, not the global ones.
+            parameter = self._is_parameter(tensor)
+            return WrappedTensor(tensor, lambda inner: self._pack_inner(inner, parameter=parameter))
+        kept = KeptTensor(self.group, tensor)
+        self.kept_bytes[KeepReason.UNSUPPORTED] += tensor.numel() * tensor.itemsize
+        return kept
+
+    def _pack_inner(
+        self, tensor: torch.Tensor, *, parameter: bool
+    ) -> PackedTensor | KeptTensor | WrappedTensor:
+        tensor = wait_for_collective(tensor)
+        if type(tensor) in _PLAIN and tensor.layout is torch.strided:
+            return self._pack_plain(tensor, parameter=parameter)
+        return self._pack_special(tensor)
+
+
+def _span_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes between the first and the last element of a view, both included."""
+    if tensor.numel() == 0:
+        return 0
+    steps = sum(
+        (size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True)
+    )
+    return (steps + 1) * tensor.itemsize
+
+
+def _tensors(arguments: Any) -> list[torch.Tensor]:
+    """Return the tensors in nested tuples, lists and dict values of arguments."""
+    found: list[torch.Tensor] = []
+    pending = [arguments]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, torch.Tensor):
+            found.append(item)
+        elif isinstance(item, (tuple, list)):
+            pending.extend(item)
+        elif isinstance(item, dict):
+            pending.extend(item.values())
+    return found
