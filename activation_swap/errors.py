@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, unique
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,32 +68,31 @@ class ActivationSwapError(Exception):
         lines.append(f"  fix:      {self.fix}")
         return "\n".join(lines)
 
-    def also(self, others: Sequence[ActivationSwapError]) -> Self:
+    def also(self, others: Sequence[ActivationSwapError]) -> ActivationSwapError:
         """Return this error with the findings of ``others`` added, one line each."""
-        lines = [
+        lines = (
             f"{other.reason.value.code} {other.where or other.reason.value.summary}: "
             f"found {other.found}, expected {other.expected}"
             for other in others
-        ]
-        return type(self)(
-            self.reason,
-            found=self.found,
-            where=self.where,
-            expected=self.expected,
-            fix=self.fix,
-            trace=(*self.trace, *lines),
         )
+        return _rebuild(self.reason, self._data() | {"trace": (*self.trace, *lines)})
 
-    def __reduce__(self) -> tuple[object, ...]:
-        """Pickle by reason and data, so that errors cross process boundaries whole."""
-        data = {
+    def within(self, prefix: str) -> ActivationSwapError:
+        """Return this error with ``prefix`` before the place that it is about."""
+        return _rebuild(self.reason, self._data() | {"where": f"{prefix}{self.where or ''}"})
+
+    def _data(self) -> dict[str, Any]:
+        return {
             "found": self.found,
             "where": self.where,
             "expected": self.expected,
             "fix": self.fix,
             "trace": self.trace,
         }
-        return _rebuild, (self.reason, data)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle by reason and data, so that errors cross process boundaries whole."""
+        return _rebuild, (self.reason, self._data())
 
 
 class RejectedError(ActivationSwapError, ValueError):
@@ -529,10 +528,10 @@ class Reason(Enum):
         fix="correct the plan, or lower the compute order anew",
         consequence="nothing was run",
     )
-    SCHEDULE_WITHOUT_SITES = ReasonSpec(
+    SCHEDULE_MISSES_SITES = ReasonSpec(
         code="AS504",
         kind=RejectedError,
-        summary="no stage of the schedule holds a swapped attention",
+        summary="the schedule does not run the swapped attentions",
         expected="a schedule over the stage modules that were passed to registry.apply",
         fix="apply the swap to the modules of this schedule's stages, then attach",
         consequence="nothing was attached",

@@ -1,0 +1,225 @@
+"""Execute a lowered schedule around the compute calls of one rank."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from enum import Enum, auto
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from activation_swap.core.schedule.actions import Kind, Step
+from activation_swap.core.schedule.verbs import Keep
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from activation_swap.core.schedule.actions import Action, ComputeOrder, LoweredStep
+    from activation_swap.core.schedule.verbs import GroupKey, GroupVerbs
+
+__all__ = ["ScheduleRunner"]
+
+logger = logging.getLogger(__name__)
+
+_LAST_KINDS = frozenset({Kind.FULL_BACKWARD, Kind.BACKWARD_WEIGHT})
+
+
+class _Mode(Enum):
+    PASSIVE = auto()
+    """Evaluation: no call is followed and no group is named."""
+    PLANNED = auto()
+    """Every call so far was the one that the plan expects."""
+    ON_DEMAND = auto()
+    """No plan, or a call that it does not have: offload at once, reload when unpacked."""
+
+
+class ScheduleRunner:
+    """Runs the verbs of one rank's plan while somebody else runs its compute.
+
+    The runner never calls compute and never waits for it. A call that the plan does not expect
+    ends the plan for this step: gradients do not depend on it, only the time that reloads take.
+
+    Calls may come from several threads, since some schedules overlap a forward with the backward
+    of another chunk. Actions on a chunk of an overlapped step run on the thread that computes the
+    chunk; the others run with whichever member enters first, or leaves last.
+
+    Args:
+        verbs: What moves the groups.
+    """
+
+    def __init__(self, verbs: GroupVerbs) -> None:
+        self._verbs = verbs
+        self._lock = Lock()
+        self._mode = _Mode.PASSIVE
+        self._reset(())
+
+    @property
+    def desynced(self) -> bool:
+        """Whether this step left its plan."""
+        return bool(self._plan) and self._mode is _Mode.ON_DEMAND
+
+    @property
+    def recorded(self) -> ComputeOrder | None:
+        """The calls of this step, if it had no plan and every chunk of it is through."""
+        finished = self._mode is _Mode.ON_DEMAND and not self._in_flight
+        if self._plan or self._failed or not self._calls or not finished:
+            return None
+        return tuple(Step((action,)) for action in self._calls)
+
+    def begin_step(self, plan: Sequence[LoweredStep] | None) -> None:
+        """Start a training step. What a failed step left behind is forgotten first.
+
+        Args:
+            plan: The lowered schedule of this rank, or ``None`` when its order is not known.
+        """
+        with self._lock:
+            self._abandon()
+            self._mode = _Mode.ON_DEMAND if plan is None else _Mode.PLANNED
+            self._reset(plan or ())
+
+    def begin_passive(self) -> None:
+        """Start a step without backward: nothing moves until the next :meth:`begin_step`."""
+        with self._lock:
+            self._abandon()
+            self._mode = _Mode.PASSIVE
+            self._reset(())
+
+    @contextmanager
+    def compute(self, action: Action) -> Iterator[None]:
+        """Surround one compute call.
+
+        Args:
+            action: What the call computes.
+        """
+        forward = action.kind is Kind.FORWARD
+        with self._lock:
+            passive = self._mode is _Mode.PASSIVE
+            if not passive:
+                self._enter(action)
+        if passive:
+            yield
+            return
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                self._fail()
+            raise
+        finally:
+            if forward:
+                self._verbs.set_group(None)
+        with self._lock:
+            self._exit(action)
+
+    def _reset(self, plan: Sequence[LoweredStep]) -> None:
+        self._plan = plan
+        self._place = {
+            member: index for index, lowered in enumerate(plan) for member in lowered.step.members
+        }
+        self._cursor = 0
+        self._entered: set[Action] = set()
+        self._running: set[Action] = set()
+        self._calls: list[Action] = []
+        self._failed = False
+        self._in_flight: set[GroupKey] = set()
+        self._offloading: dict[GroupKey, None] = {}
+        self._reloading: set[GroupKey] = set()
+
+    def _abandon(self) -> None:
+        if self._in_flight or self._running:
+            self._verbs.abort()
+
+    def _fail(self) -> None:
+        self._verbs.abort()
+        self._mode = _Mode.ON_DEMAND
+        self._failed = True
+        self._offloading.clear()
+        self._reloading.clear()
+
+    def _enter(self, action: Action) -> None:
+        if self._mode is _Mode.PLANNED and not self._expected(action):
+            self._desync(action)
+        if self._mode is _Mode.PLANNED:
+            lowered = self._plan[self._cursor]
+            first = not self._entered
+            others = {member.key for member in lowered.step.members if member is not action}
+            for item in lowered.before:
+                if item.key == action.key or (first and item.key not in others):
+                    self._run(item)
+            self._entered.add(action)
+        else:
+            self._enter_on_demand(action)
+        self._running.add(action)
+        if action.kind is Kind.FORWARD:
+            self._in_flight.add(action.key)
+
+    def _exit(self, action: Action) -> None:
+        self._running.discard(action)
+        if action.kind in _LAST_KINDS:
+            self._in_flight.discard(action.key)
+        if self._mode is not _Mode.PLANNED:
+            self._exit_on_demand(action)
+            return
+        lowered = self._plan[self._cursor]
+        keys = {member.key for member in lowered.step.members}
+        last = len(self._entered) == len(lowered.step.members) and not self._running
+        for item in lowered.after:
+            if item.key == action.key or (last and item.key not in keys):
+                self._run(item)
+        if last:
+            self._cursor += 1
+            self._entered.clear()
+
+    def _expected(self, action: Action) -> bool:
+        return self._place.get(action) == self._cursor and action not in self._entered
+
+    def _desync(self, action: Action) -> None:
+        self._mode = _Mode.ON_DEMAND
+        expected = "the end of the step"
+        if self._cursor < len(self._plan):
+            expected = str(self._plan[self._cursor].step)
+        logger.warning(
+            "the pipeline ran %s where its schedule has %s; this step goes on without prefetch",
+            action,
+            expected,
+        )
+
+    def _enter_on_demand(self, action: Action) -> None:
+        self._calls.append(action)
+        if action.kind is Kind.FORWARD:
+            self._verbs.set_group(action.key, keep=Keep.NOTHING)
+            return
+        if action.key in self._offloading:
+            self._wait_offload(action.key)
+        if action.key in self._reloading:
+            self._reloading.discard(action.key)
+            self._verbs.wait_reload(action.key)
+
+    def _exit_on_demand(self, action: Action) -> None:
+        waiting = list(self._offloading)
+        if action.kind is Kind.FORWARD:
+            self._offloading[action.key] = None
+            self._verbs.launch_offload(action.key)
+        for key in waiting:
+            self._wait_offload(key)
+
+    def _wait_offload(self, key: GroupKey) -> None:
+        del self._offloading[key]
+        self._verbs.wait_offload(key)
+
+    def _run(self, action: Action) -> None:
+        key, verbs = action.key, self._verbs
+        match action.kind:
+            case Kind.SET_GROUP:
+                verbs.set_group(key, keep=action.keep)
+            case Kind.OFFLOAD:
+                self._offloading[key] = None
+                verbs.launch_offload(key)
+            case Kind.WAIT_OFFLOAD:
+                self._wait_offload(key)
+            case Kind.RELOAD:
+                self._reloading.add(key)
+                verbs.launch_reload(key)
+            case Kind.WAIT_RELOAD:
+                self._reloading.discard(key)
+                verbs.wait_reload(key)

@@ -1,0 +1,307 @@
+"""Everything that depends on the inside of ``torch.distributed.pipelining``, 2.11 to 2.14.
+
+Read, never written: what a schedule will compute on this rank. Wrapped on the instance, and
+restored on detach: the three methods of a stage that every schedule calls for compute, and the one
+that it calls when a step begins.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.pipelining import schedules as torch_schedules
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    PipelineScheduleSingle,
+    Schedule1F1B,
+    ScheduleGPipe,
+)
+
+from activation_swap.core.schedule.actions import Action, Kind, Step
+from activation_swap.core.schedule.liveness import find_order_problem
+from activation_swap.core.schedule.lowering import plan_rank
+from activation_swap.core.schedule.orders import gpipe_order, one_f_one_b_order
+from activation_swap.core.schedule.runner import ScheduleRunner
+from activation_swap.errors import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from activation_swap.core.schedule.actions import ComputeOrder, LoweredStep
+    from activation_swap.core.schedule.verbs import GroupVerbs
+    from activation_swap.core.site import Site
+
+__all__ = ["Attachment", "attach", "compute_orders", "read_order"]
+
+_KINDS: Mapping[str, Kind] = {kind.name: kind for kind in Kind if len(kind.value) == 1}
+"""Names of torch's compute kinds. Its values changed in 2.11; its names never did."""
+
+
+def attach(schedule: Any, verbs: GroupVerbs, *, sites: Sequence[Site]) -> Attachment:
+    """Let a schedule drive the groups of its stages.
+
+    Args:
+        schedule: A schedule of ``torch.distributed.pipelining``.
+        verbs: What moves the groups.
+        sites: The swapped attention modules of this rank.
+
+    Returns:
+        A handle whose :meth:`Attachment.detach` restores the stages.
+
+    Raises:
+        RejectedError: AS504 when a swapped attention is in no stage of the schedule, AS506 when
+            ``schedule`` is not a schedule.
+        SwapStateError: AS505 when a stage already follows another attachment.
+    """
+    stages = _stages(schedule)
+    if stages is None:
+        raise Reason.NOT_A_SCHEDULE.error(
+            found=f"{type(schedule).__module__}.{type(schedule).__qualname__}"
+        )
+    modules = {stage.stage_index: set(stage.submod.modules()) for stage in stages}
+    attentions = {
+        index: sum(site.module in inside for site in sites) for index, inside in modules.items()
+    }
+    outside = [site.fqn for site in sites if not any(site.module in m for m in modules.values())]
+    if outside or not sites:
+        raise Reason.SCHEDULE_MISSES_SITES.error(
+            found=f"{len(outside)} of {len(sites)} swapped attentions in no stage",
+            where=outside[0] if outside else None,
+        )
+    for stage in stages:
+        if any(isinstance(value, _StageCall) for value in vars(stage).values()):
+            raise Reason.SCHEDULE_ATTACHED.error(found=f"stage {stage.stage_index} is attached")
+    return Attachment(schedule, stages, verbs, attentions)
+
+
+def read_order(schedule: Any) -> ComputeOrder | None:
+    """Read what a schedule computes on this rank, or ``None`` where that cannot be known.
+
+    The list of a multi-stage schedule is what it runs. Single-stage schedules run a loop instead:
+    the loops of GPipe and 1F1B are known, any other is not.
+    """
+    if isinstance(schedule, PipelineScheduleSingle):
+        order = _loop_order(schedule)
+    else:
+        order = _listed_order(schedule)
+    return None if not order or find_order_problem(order) else order
+
+
+def compute_orders(
+    name: str, *, pp_size: int, microbatches: int, stages_per_rank: int
+) -> dict[int, ComputeOrder]:
+    """Compute what a schedule of torch would run, without processes.
+
+    Args:
+        name: Name of the schedule class as ``get_schedule_class`` knows it.
+        pp_size: Number of ranks.
+        microbatches: Number of microbatches.
+        stages_per_rank: Number of stages on each rank; one for single-stage schedules.
+
+    Returns:
+        The compute order by rank.
+
+    Raises:
+        ValueError: From torch, when there is no schedule of this name.
+    """
+    kind = torch_schedules.get_schedule_class(name)
+    if kind is ScheduleGPipe:
+        return {r: gpipe_order(stage=r, microbatches=microbatches) for r in range(pp_size)}
+    if kind is Schedule1F1B:
+        return {
+            r: one_f_one_b_order(stage=r, stages=pp_size, microbatches=microbatches)
+            for r in range(pp_size)
+        }
+    rounds = max(1, microbatches // pp_size)
+    # What the generators read of a schedule. Building one would take stages and processes.
+    shape = SimpleNamespace(
+        pp_group_size=pp_size,
+        number_of_rounds=rounds,
+        microbatches_per_round=microbatches // rounds,
+        n_local_stages=stages_per_rank,
+        num_stages=pp_size * stages_per_rank,
+        _num_stages=pp_size * stages_per_rank,
+        _n_microbatches=microbatches,
+        _stages=[None] * stages_per_rank,
+    )
+    return {
+        rank: _steps(kind._calculate_single_rank_operations(shape, rank)) for rank in range(pp_size)
+    }
+
+
+class Attachment:
+    """The wrappers on the stages of one schedule.
+
+    Args:
+        schedule: The schedule to follow.
+        stages: Its stages on this rank.
+        verbs: What moves the groups.
+        attentions: Number of swapped attentions, by stage.
+    """
+
+    def __init__(
+        self,
+        schedule: Any,
+        stages: Sequence[Any],
+        verbs: GroupVerbs,
+        attentions: Mapping[int, int],
+    ) -> None:
+        self._schedule = schedule
+        self._attentions = attentions
+        self._deferred = frozenset(stage.stage_index for stage in stages if stage.dw_builder)
+        self._runner = ScheduleRunner(verbs)
+        self._order: ComputeOrder | None = None
+        self._learned: ComputeOrder | None = None
+        self._plan: tuple[LoweredStep, ...] | None = None
+        self._calls: list[_StageCall] = []
+        for stage in stages:
+            self._calls += [
+                _ForwardCall(stage, "forward_one_chunk", self._runner),
+                _BackwardCall(stage, "backward_one_chunk", self._runner),
+                _WeightCall(stage, "backward_weight_one_chunk", self._runner),
+                _BeginCall(stage, "clear_runtime_states", self._begin),
+            ]
+
+    @property
+    def plan(self) -> tuple[LoweredStep, ...] | None:
+        """The plan of the last step that began, or ``None`` when its order was not known."""
+        return self._plan
+
+    def detach(self) -> None:
+        """Restore the stages. Repeatable; graphs that are still alive stay right."""
+        while self._calls:
+            self._calls.pop().restore()
+        self._runner.begin_passive()
+
+    def _begin(self) -> None:
+        """Begin a step. Called once for each stage, before the first of its calls."""
+        runner = self._runner
+        if not (self._schedule._has_backward and torch.is_grad_enabled()):
+            runner.begin_passive()
+            return
+        if runner.desynced:
+            self._learned = None
+        self._learned = runner.recorded or self._learned
+        runner.begin_step(self._plan_for(read_order(self._schedule) or self._learned))
+
+    def _plan_for(self, order: ComputeOrder | None) -> tuple[LoweredStep, ...] | None:
+        """Plan an order, once: a schedule may load another one between two steps."""
+        if order is None or find_order_problem(order):
+            self._order, self._plan = None, None
+        elif order != self._order:
+            self._order = order
+            self._plan = plan_rank(
+                order, attentions=self._attentions, deferred_weight_stages=self._deferred
+            )
+        return self._plan
+
+
+class _StageCall:
+    """A method of a stage, on the instance, in place of the one of its class."""
+
+    def __init__(self, stage: Any, name: str) -> None:
+        self._stage = stage
+        self._name = name
+        self._had_own = name in vars(stage)
+        self._original: Callable[..., Any] = getattr(stage, name)
+        setattr(stage, name, self)
+
+    def restore(self) -> None:
+        """Take the wrapper off, unless somebody wrapped it in turn: then it only passes calls."""
+        if vars(self._stage).get(self._name) is not self:
+            return
+        if self._had_own:
+            setattr(self._stage, self._name, self._original)
+        else:
+            delattr(self._stage, self._name)
+
+
+class _ComputeCall(_StageCall):
+    def __init__(self, stage: Any, name: str, runner: ScheduleRunner) -> None:
+        self._runner = runner
+        super().__init__(stage, name)
+
+    def _run(self, kind: Kind, microbatch: int, *args: Any, **kwargs: Any) -> Any:
+        with self._runner.compute(Action(self._stage.stage_index, kind, microbatch)):
+            return self._original(microbatch, *args, **kwargs)
+
+
+class _ForwardCall(_ComputeCall):
+    def __call__(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        return self._run(Kind.FORWARD, fwd_chunk_id, *args, **kwargs)
+
+
+class _BackwardCall(_ComputeCall):
+    def __call__(
+        self,
+        bwd_chunk_id: int,
+        loss: Any = None,
+        full_backward: bool = True,  # noqa: FBT001, FBT002  # torch's own signature
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        kind = Kind.FULL_BACKWARD if full_backward else Kind.BACKWARD_INPUT
+        return self._run(kind, bwd_chunk_id, loss, full_backward, *args, **kwargs)
+
+
+class _WeightCall(_ComputeCall):
+    def __call__(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        return self._run(Kind.BACKWARD_WEIGHT, bwd_chunk_id, *args, **kwargs)
+
+
+class _BeginCall(_StageCall):
+    def __init__(self, stage: Any, name: str, begin: Callable[[], None]) -> None:
+        self._begin = begin
+        super().__init__(stage, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._begin()
+        return self._original(*args, **kwargs)
+
+
+def _stages(schedule: Any) -> Sequence[Any] | None:
+    if isinstance(schedule, PipelineScheduleSingle):
+        return [schedule._stage]
+    if isinstance(schedule, PipelineScheduleMulti):
+        return schedule._stages
+    return None
+
+
+def _loop_order(schedule: Any) -> ComputeOrder | None:
+    loop = type(schedule)._step_microbatches
+    stage, microbatches = schedule._stage, schedule._n_microbatches
+    if loop is ScheduleGPipe._step_microbatches:
+        return gpipe_order(stage=stage.stage_index, microbatches=microbatches)
+    if loop is Schedule1F1B._step_microbatches:
+        return one_f_one_b_order(
+            stage=stage.stage_index, stages=stage.num_stages, microbatches=microbatches
+        )
+    return None
+
+
+def _listed_order(schedule: Any) -> ComputeOrder:
+    """Prefer what the runtime walks: a CSV with communication fills only that list."""
+    for name in ("pipeline_order_with_comms", "pipeline_order"):
+        actions = getattr(schedule, name, {}).get(schedule.rank)
+        if actions:
+            return _steps(actions)
+    return ()
+
+
+def _steps(actions: Iterable[Any]) -> ComputeOrder:
+    """Drop bubbles, communication and whatever else is not compute."""
+    steps = []
+    for action in actions:
+        if action is None:
+            continue
+        members = action.sub_actions or (action,)
+        compute = tuple(
+            Action(member.stage_index, kind, member.microbatch_index)
+            for member in members
+            if (kind := _KINDS.get(member.computation_type.name)) is not None
+        )
+        if compute:
+            steps.append(Step(compute))
+    return tuple(steps)
