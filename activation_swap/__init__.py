@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from activation_swap import errors
 from activation_swap._config import SwapPolicy, TrainingSetup
+from activation_swap._registry import registry
 from activation_swap._stats import KeepReason, SwapStats
 from activation_swap._swap import Swap
 from activation_swap.errors import ActivationSwapError
@@ -16,6 +17,7 @@ __all__ = [
     "SwapStats",
     "TrainingSetup",
     "errors",
+    "registry",
 ]
 
 __version__ = "0.1.0"

@@ -1,1 +1,14 @@
-"""Placeholder."""
+"""Where the attention of each model family is: the built-in adapters and what makes one."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from activation_swap.adapters.adapter import Adapter, Inspection
+from activation_swap.adapters.qwen3_moe import Qwen3MoeAttention
+from activation_swap.compat.check import Check, compare
+
+__all__ = ["BUILT_IN", "Adapter", "Check", "Inspection", "compare"]
+
+BUILT_IN: Final[tuple[Adapter, ...]] = (Qwen3MoeAttention(),)
+"""What this release registers. Importing it imports neither torch nor transformers."""

@@ -1,1 +1,4 @@
-"""Placeholder."""
+"""What the package knows of torch and Transformers releases, checked on the live model.
+
+The modules of this folder that do not look at a model import neither torch nor transformers.
+"""

@@ -24,12 +24,14 @@ class Site:
             Each is checked for a later ``.compile()`` before every training forward.
         checkpoint_flag_owner: The module whose ``gradient_checkpointing`` attribute says whether
             this site is recomputed in backward, or ``None`` where the model has no such flag.
+        returns: Length of the tuple that ``module`` returns, or ``None`` when it does not matter.
     """
 
     fqn: str
     module: nn.Module
     owners: tuple[nn.Module, ...] = ()
     checkpoint_flag_owner: nn.Module | None = None
+    returns: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,0 +1,131 @@
+"""What the caller of ``apply`` asked for, checked before any model is looked at."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from activation_swap._config import SwapPolicy, TrainingSetup
+from activation_swap.compat.check import Check, compare
+from activation_swap.errors import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["Mode", "check_policy", "check_setup"]
+
+_LEGAL: Final = "legal"
+
+
+class Mode(StrEnum):
+    """The values of the trainer's key ``activation_swap``."""
+
+    NONE = "none"
+    ATTENTION = "attention"
+
+
+def check_setup(setup: object) -> tuple[Check, ...]:
+    """Check what the trainer told.
+
+    Args:
+        setup: Should be a :class:`TrainingSetup`.
+
+    Returns:
+        Its fields first; then, when they are legal, what they ask for.
+    """
+    fields = compare(
+        Reason.INVALID_SETUP,
+        "training set-up",
+        expected=_LEGAL,
+        found=_judge(setup, TrainingSetup, _SETUP_RULES),
+    )
+    if not isinstance(setup, TrainingSetup) or not fields.passed:
+        return (fields,)
+    return (
+        fields,
+        compare(
+            Reason.OTHER_BACKEND,
+            "back end",
+            expected="pytorch",
+            found={"TrainingSetup.backend": setup.backend},
+        ),
+        compare(
+            Reason.COMPILE_REQUESTED,
+            "torch.compile of the trainer",
+            expected="False",
+            found={"TrainingSetup.compile": str(setup.compile)},
+        ),
+        compare(
+            Reason.CHECKPOINT_REQUESTED,
+            "activation checkpointing of the trainer",
+            expected="off",
+            found={"TrainingSetup.activation_checkpoint": setup.activation_checkpoint},
+        ),
+    )
+
+
+def check_policy(policy: object) -> Check:
+    """Check the fields of a policy.
+
+    Args:
+        policy: Should be a :class:`SwapPolicy`.
+    """
+    return compare(
+        Reason.INVALID_POLICY,
+        "swap policy",
+        expected=_LEGAL,
+        found=_judge(policy, SwapPolicy, _POLICY_RULES),
+    )
+
+
+def _judge(
+    value: object, cls: type, rules: Mapping[str, tuple[str, Callable[[Any], bool]]]
+) -> dict[str, str]:
+    if not isinstance(value, cls):
+        return {cls.__name__: f"{value!r}, a {type(value).__name__}"}
+    return {
+        f"{cls.__name__}.{name}": _LEGAL if legal(field) else f"{field!r}, which is not {rule}"
+        for name, (rule, legal) in rules.items()
+        for field in [getattr(value, name)]
+    }
+
+
+def _whole(value: Any) -> bool:
+    # `True` is an `int`; as a size or a count it is a mistake.
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _bytes_or_none(value: Any) -> bool:
+    return value is None or (_whole(value) and value >= 0)
+
+
+def _power_of_two(value: Any) -> bool:
+    return _whole(value) and value > 0 and value & (value - 1) == 0
+
+
+def _share(value: Any) -> bool:
+    return isinstance(value, float | int) and not _flag(value) and 0 <= value <= 1
+
+
+_SETUP_RULES: Final = {
+    "backend": ("a string", _text),
+    "pp_size": ("a whole number of at least 1", lambda value: _whole(value) and value >= 1),
+    "compile": ("a boolean", _flag),
+    "activation_checkpoint": ("a string", _text),
+}
+_POLICY_RULES: Final = {
+    "min_bytes": ("a whole number of at least 0", lambda value: _whole(value) and value >= 0),
+    "min_coverage": ("a number from 0 to 1", _share),
+    "keep_last": ("a boolean", _flag),
+    "narrow": ("a boolean", _flag),
+    "slab_bytes": ("a power of two", _power_of_two),
+    "max_host_bytes": ("None or a whole number of at least 0", _bytes_or_none),
+}
