@@ -1,0 +1,41 @@
+# A fresh machine needs Python 3.11 or newer and make: `make demo` shows it, `make test` checks it.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+# A machine with an accelerator runs with the Python whose torch was built for it.
+GPU_PYTHON ?= python3
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint gpu-test audit clean
+
+help: ## List the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(INSTALLED) ## Make .venv with the tested versions
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,compose]'
+	touch $@
+
+demo: setup ## Compare none with attention on the tiny model: out/demo/report.md
+	$(BIN)/activation-swap compare configs/demo.yaml
+
+lint: setup ## Lint, formatting, types, import contract
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint ## Everything that needs no accelerator
+	$(BIN)/pytest -m "not level1"
+
+gpu-test: ## What needs an accelerator, with GPU_PYTHON
+	$(GPU_PYTHON) -m pytest -m level1
+
+audit: setup ## Known vulnerabilities of the tested versions (asks the package index)
+	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
+
+clean: ## Delete the virtual environment and all output
+	rm -rf $(VENV) out

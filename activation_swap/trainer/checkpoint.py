@@ -1,0 +1,206 @@
+"""Checkpoints that a crash cannot spoil: complete and visible, or not there.
+
+A checkpoint is written into a hidden sibling directory, forced to the disk and then renamed; a
+rename is atomic. Old checkpoints leave the same way: renamed first, deleted afterwards. So a
+directory ``step-N`` is complete at every moment, and there is one from the first save on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import shutil
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_model, save_model
+
+from activation_swap.errors import Reason
+from activation_swap.trainer.data import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from torch import nn
+
+    from activation_swap.trainer.optimizer import Optimizer
+
+__all__ = ["CheckpointStore", "RunState", "read_state", "restore_checkpoint", "write_checkpoint"]
+
+_FORMAT = 1
+_NAME = re.compile(r"step-(\d{8,})")
+_WEIGHTS, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.pt", "state.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunState:
+    """Where a run stands, apart from weights, optimizer and random generators.
+
+    Attributes:
+        step: Steps done.
+        position: Where the next tokens come from.
+        corpus: ``Corpus.digest``.
+        trajectory: ``Config.trajectory()``.
+    """
+
+    step: int
+    position: Position
+    corpus: str
+    trajectory: dict[str, Any]
+
+
+class CheckpointStore:
+    """The checkpoints below one directory. One process writes at a time."""
+
+    def __init__(self, directory: Path, *, keep: int) -> None:
+        self._directory = directory
+        self._keep = keep
+
+    def complete(self) -> list[Path]:
+        """Return the complete checkpoints, oldest first."""
+        if not self._directory.is_dir():
+            return []
+        found = [path for path in self._directory.iterdir() if _NAME.fullmatch(path.name)]
+        return sorted(found, key=_step)
+
+    def save(self, step: int, write: Callable[[Path], None]) -> Path:
+        """Add one checkpoint, then delete those beyond the number to keep.
+
+        Args:
+            step: Steps done; higher than that of every checkpoint here.
+            write: Writes files into the empty directory that it is given.
+
+        Returns:
+            The directory of the checkpoint.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._sweep()
+        final = self._directory / f"step-{step:08d}"
+        unfinished = self._directory / f".{final.name}.unfinished"
+        unfinished.mkdir()
+        write(unfinished)
+        for path in unfinished.iterdir():
+            _sync(path)
+        _sync(unfinished)
+        unfinished.rename(final)
+        _sync(self._directory)
+        for path in self.complete()[: -self._keep]:
+            path.rename(path.with_name(f".{path.name}.deleted"))
+        self._sweep()
+        return final
+
+    def _sweep(self) -> None:
+        """Delete what a crash, or the save before it, left behind."""
+        for path in self._directory.glob(".step-*"):
+            shutil.rmtree(path)
+
+
+def write_checkpoint(
+    directory: Path, *, model: nn.Module, optimizer: Optimizer, state: RunState
+) -> None:
+    """Write everything that decides the rest of the run into an empty directory."""
+    save_model(model, str(directory / _WEIGHTS))
+    torch.save(
+        {"optimizer": optimizer.state_dict(), "generators": _generators()}, directory / _OPTIMIZER
+    )
+    data = {"format": _FORMAT, **asdict(state)}
+    (directory / _STATE).write_text(json.dumps(data, indent=2) + "\n", "utf-8")
+
+
+def read_state(directory: Path) -> RunState:
+    """Return where the run of a checkpoint stands.
+
+    Args:
+        directory: A checkpoint of a :class:`CheckpointStore`.
+
+    Raises:
+        RejectedError: AS409 when the state is missing, cut off or of another format.
+    """
+    with _reading(directory):
+        data = json.loads((directory / _STATE).read_text("utf-8"))
+        _check_format(data["format"])
+        return RunState(
+            step=int(data["step"]),
+            position=Position(**data["position"]),
+            corpus=str(data["corpus"]),
+            trajectory=dict(data["trajectory"]),
+        )
+
+
+def restore_checkpoint(directory: Path, *, model: nn.Module, optimizer: Optimizer) -> None:
+    """Restore weights, optimizer and random generators.
+
+    Reads safetensors and ``weights_only`` data: no code of a checkpoint is executed.
+
+    Args:
+        directory: A checkpoint of a :class:`CheckpointStore`.
+        model: Gets the weights, in place.
+        optimizer: Gets its state.
+
+    Raises:
+        RejectedError: AS409 when a file is missing, cut off or not of this model.
+    """
+    with _reading(directory):
+        load_model(model, str(directory / _WEIGHTS))
+        rest = torch.load(directory / _OPTIMIZER, map_location="cpu", weights_only=True)
+        optimizer.load_state_dict(rest["optimizer"])
+        _restore_generators(rest["generators"])
+
+
+@contextmanager
+def _reading(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RuntimeError,
+        SafetensorError,
+        pickle.UnpicklingError,
+    ) as error:
+        raise Reason.DAMAGED_CHECKPOINT.error(
+            found=f"{type(error).__name__}: {error}", where=str(directory)
+        ) from error
+
+
+def _check_format(found: object) -> None:
+    if found != _FORMAT:
+        msg = f"format {found!r} instead of {_FORMAT}"
+        raise ValueError(msg)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _sync(path: Path) -> None:
+    """Force a file, or the names in a directory, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _generators() -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None:
+        states[accelerator.type] = torch.get_device_module(accelerator).get_rng_state()
+    return states
+
+
+def _restore_generators(states: dict[str, torch.Tensor]) -> None:
+    for name, state in states.items():
+        if name == "cpu":
+            torch.set_rng_state(state)
+        elif torch.get_device_module(name).is_available():
+            torch.get_device_module(name).set_rng_state(state)

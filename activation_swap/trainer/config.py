@@ -1,0 +1,279 @@
+"""The YAML file of a run: strict, frozen pydantic models, read without executing anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from activation_swap.errors import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+__all__ = [
+    "AdamWSection",
+    "CheckpointSection",
+    "CompareSection",
+    "Config",
+    "DataSection",
+    "Mode",
+    "ModelSection",
+    "SGDSection",
+    "load_config",
+    "parse_config",
+]
+
+Mode = Literal["none", "attention"]
+
+# YAML 1.1 reads `1e-4` (no dot) as a string, so numbers that people write that way are not strict.
+_Rate = Annotated[float, Field(strict=False, gt=0, allow_inf_nan=False)]
+_Fraction = Annotated[float, Field(strict=False, ge=0, lt=1)]
+_Count = Annotated[int, Field(ge=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class ModelSection(_Section):
+    """Which model is trained. Weights are random and depend on the seed alone.
+
+    Attributes:
+        source: A preset (``tiny``, ``qwen3-30b-a3b``), a directory with a Hugging Face
+            ``config.json``, or such a JSON file.
+        overrides: Fields of the Hugging Face configuration to replace.
+        dtype: Type of weights, activations and gradients.
+        attn_implementation: Attention function of Transformers.
+        experts_implementation: Experts function of Transformers, or ``None`` for its own choice.
+    """
+
+    source: str = "tiny"
+    overrides: dict[str, int | float | bool | str | None] = Field(default_factory=dict)
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    attn_implementation: Literal["eager", "sdpa", "flash_attention_2"] = "sdpa"
+    experts_implementation: Literal["eager", "batched_mm", "grouped_mm"] | None = None
+
+
+class DataSection(_Section):
+    """Which text is read, in sorted order, again from the start when it ends.
+
+    Attributes:
+        files: Paths or glob patterns (``**`` included), taken literally: neither ``~`` nor
+            variables are expanded. ``None`` reads the standard library of the running Python.
+        tokenizer: Directory of a Hugging Face tokenizer, or ``None`` for bytes as tokens.
+    """
+
+    files: tuple[str, ...] | None = Field(default=None, min_length=1)
+    tokenizer: Path | None = None
+
+
+class AdamWSection(_Section):
+    """AdamW after backward. Keeps two moments per weight in the dtype of the weight.
+
+    Attributes:
+        name: ``adamw``.
+        lr: Learning rate.
+        betas: Decay rates of the two moments.
+        weight_decay: Decoupled weight decay.
+    """
+
+    name: Literal["adamw"] = "adamw"
+    lr: _Rate = 3e-4
+    betas: tuple[_Fraction, _Fraction] = (0.9, 0.95)
+    weight_decay: Annotated[float, Field(strict=False, ge=0, allow_inf_nan=False)] = 0.0
+
+
+class SGDSection(_Section):
+    """SGD applied inside backward: each gradient is used and freed as soon as it is complete.
+
+    Attributes:
+        name: ``sgd_in_backward``.
+        lr: Learning rate.
+    """
+
+    name: Literal["sgd_in_backward"]
+    lr: _Rate = 1e-3
+
+
+class CheckpointSection(_Section):
+    """When ``train`` saves, below ``output/checkpoints``.
+
+    Attributes:
+        every: Steps from one checkpoint to the next; the last step is saved too. ``None`` saves
+            nothing.
+        keep: How many complete checkpoints are kept.
+    """
+
+    every: _Count | None = None
+    keep: _Count = 2
+
+
+class CompareSection(_Section):
+    """The steps that ``compare`` runs in each mode, in this order.
+
+    Attributes:
+        digest_steps: Steps whose every gradient is fingerprinted. They are not timed.
+        warmup_steps: Steps that are neither fingerprinted nor timed.
+        timed_steps: Steps that are timed, and over which bytes and memory are counted.
+        repeat_baseline: Run ``none`` twice, to tell whether this model and device repeat their
+            own bits at all.
+    """
+
+    digest_steps: _Count = 4
+    warmup_steps: Annotated[int, Field(ge=0)] = 2
+    timed_steps: _Count = 8
+    repeat_baseline: bool = False
+
+
+class Config(_Section):
+    """Everything a run depends on.
+
+    Attributes:
+        activation_swap: ``none`` or ``attention``.
+        device: ``auto`` (the accelerator, else the CPU) or a torch device.
+        batch_size: Sequences per microbatch.
+        sequence_length: Tokens per sequence.
+        gradient_accumulation: Microbatches per step.
+        steps: Steps of ``train``, counted from the first run on.
+        seed: Seed of the weights.
+        deterministic: Ask torch for deterministic algorithms where it has them. Slower.
+        output: Directory of everything that a run writes.
+        model: See :class:`ModelSection`.
+        data: See :class:`DataSection`.
+        optimizer: See :class:`AdamWSection` and :class:`SGDSection`.
+        checkpoint: See :class:`CheckpointSection`.
+        compare: See :class:`CompareSection`.
+    """
+
+    activation_swap: Mode = "none"
+    device: str = "auto"
+    batch_size: _Count = 2
+    sequence_length: Annotated[int, Field(ge=2)] = 1024
+    gradient_accumulation: _Count = 1
+    steps: _Count = 20
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    deterministic: bool = False
+    output: Path = Path("out/run")
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    optimizer: Annotated[AdamWSection | SGDSection, Field(discriminator="name")] = AdamWSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    compare: CompareSection = CompareSection()
+
+    @model_validator(mode="after")
+    def _one_update_per_step(self) -> Config:
+        # SGD inside backward updates after each microbatch, so that the next one would see other
+        # weights: that is not accumulation.
+        if self.optimizer.name == "sgd_in_backward" and self.gradient_accumulation > 1:
+            msg = "gradient_accumulation above 1 needs optimizer.name: adamw"
+            raise ValueError(msg)
+        return self
+
+    def trajectory(self) -> dict[str, Any]:
+        """Return, as JSON data, the values that decide the numbers of a run.
+
+        Where they run, how long, and what is swapped is not among them.
+        """
+        elsewhere = {"activation_swap", "device", "steps", "output", "checkpoint", "compare"}
+        data: dict[str, Any] = self.model_dump(mode="json", exclude=elsewhere)
+        return data
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a YAML file.
+
+    Args:
+        path: The file.
+        overrides: ``key=value`` or ``section.key=value``, applied on top; values are YAML.
+
+    Returns:
+        The checked configuration.
+
+    Raises:
+        RejectedError: AS402 when the file cannot be read as a YAML mapping, AS401 when a key or a
+            value is not legal.
+    """
+    try:
+        raw = yaml.safe_load(path.read_bytes())
+        raw = {} if raw is None else raw
+        for override in overrides:
+            _override(raw, override)
+    except (OSError, yaml.YAMLError, TypeError, AttributeError) as error:
+        raise Reason.UNREADABLE_CONFIG.error(
+            found=f"{type(error).__name__}: {error}", where=str(path)
+        ) from error
+    return parse_config(raw, where=str(path))
+
+
+def parse_config(raw: Any, *, where: str = "config") -> Config:
+    """Check what a YAML file or a checkpoint holds.
+
+    Args:
+        raw: Plain data, as ``yaml.safe_load`` returns it.
+        where: Name of the source, for messages.
+
+    Returns:
+        The checked configuration.
+
+    Raises:
+        RejectedError: AS401, naming the key, the value and what is legal.
+    """
+    try:
+        # In JSON a list may become a tuple and a string a path, while all else stays strict.
+        return Config.model_validate_json(json.dumps(raw, default=repr))
+    except ValidationError as error:
+        first, *others = (_describe(details, raw) for details in error.errors())
+        key, found, expected = first
+        raise Reason.INVALID_CONFIG.error(
+            found=found,
+            where=f"{where}: {key}" if key else where,
+            expected=expected,
+            trace=tuple(f"{key}: {found}; expected {expected}" for key, found, expected in others),
+        ) from error
+
+
+def _override(raw: Any, override: str) -> None:
+    key, separator, value = override.partition("=")
+    if not separator:
+        msg = f"override {override!r} is not key=value"
+        raise TypeError(msg)
+    *sections, name = key.split(".")
+    for section in sections:
+        raw = raw.setdefault(section, {})
+    raw[name] = yaml.safe_load(value)
+
+
+def _describe(details: Mapping[str, Any], raw: Any) -> tuple[str, str, str]:
+    """Return key, what was found and what is legal, from one of pydantic's findings."""
+    parts: list[str] = []
+    node = raw
+    for position, part in enumerate(details["loc"]):
+        inside = isinstance(node, dict) and part in node
+        node = node[part] if inside else None
+        # A part that is not in the file and not the last one is the tag of a union.
+        if inside or position == len(details["loc"]) - 1:
+            parts.append(str(part))
+    key = ".".join(parts)
+    found = f"{key.rpartition('.')[2]}: {details['input']!r}" if key else repr(details["input"])
+    if details["type"] == "extra_forbidden":
+        prefix = key.rpartition(".")[0]
+        return key, f"unknown key {key!r}", f"one of {', '.join(sorted(_keys(prefix)))}"
+    if details["type"] == "literal_error":
+        return key, found, details["ctx"]["expected"].replace("'", "").replace(" or ", " | ")
+    return key, found, details["msg"].removeprefix("Value error, ")
+
+
+def _keys(prefix: str) -> Iterator[str]:
+    """Yield the legal keys of the section at ``prefix``; of the top level when it is empty."""
+    if not prefix:
+        yield from Config.model_fields
+        return
+    field = Config.model_fields.get(prefix)
+    annotation = None if field is None else field.annotation
+    for section in get_args(annotation) or (annotation,):
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            yield from section.model_fields

@@ -1,0 +1,173 @@
+"""Text files as an endless stream of tokens whose position can be saved."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import AutoTokenizer
+
+from activation_swap.errors import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from activation_swap.trainer.config import DataSection
+
+__all__ = ["Corpus", "Position", "TokenStream", "open_corpus"]
+
+_BYTES = 256
+_END_OF_DOCUMENT = b"\0"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """Where a stream stands.
+
+    Attributes:
+        document: Index of the document.
+        offset: Tokens of it that were taken.
+    """
+
+    document: int = 0
+    offset: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Corpus:
+    """The documents of a run, in order.
+
+    Attributes:
+        documents: Paths of non-empty files.
+        encode: From a file's content to its token ids, int64 on the CPU.
+        vocab_size: Token ids are below this.
+        digest: Changes when a document is added, removed, renamed or resized.
+    """
+
+    documents: tuple[Path, ...]
+    encode: Callable[[bytes], torch.Tensor]
+    vocab_size: int
+    digest: str
+
+
+class TokenStream:
+    """Reads a corpus document by document, and again from the start when it ends."""
+
+    def __init__(self, corpus: Corpus, position: Position | None = None) -> None:
+        self._corpus = corpus
+        self._position = Position() if position is None else position
+        self._tokens = self._read(self._position.document)
+
+    @property
+    def position(self) -> Position:
+        """Where the next token comes from."""
+        return self._position
+
+    def take(self, *, batch_size: int, sequence_length: int) -> torch.Tensor:
+        """Return the next tokens.
+
+        Args:
+            batch_size: Number of sequences.
+            sequence_length: Tokens per sequence.
+
+        Returns:
+            Token ids ``[batch_size, sequence_length]``, int64 on the CPU.
+        """
+        parts: list[torch.Tensor] = []
+        missing = batch_size * sequence_length
+        document, offset = self._position.document, self._position.offset
+        while missing > 0:
+            if offset == len(self._tokens):
+                document, offset = (document + 1) % len(self._corpus.documents), 0
+                self._tokens = self._read(document)
+            part = self._tokens[offset : offset + missing]
+            parts.append(part)
+            offset += len(part)
+            missing -= len(part)
+        self._position = Position(document=document, offset=offset)
+        return torch.cat(parts).view(batch_size, sequence_length)
+
+    def _read(self, document: int) -> torch.Tensor:
+        return self._corpus.encode(self._corpus.documents[document].read_bytes())
+
+
+def open_corpus(section: DataSection, *, vocab_size: int) -> Corpus:
+    """Find the files and the tokenizer.
+
+    Args:
+        section: Which files and tokenizer.
+        vocab_size: Number of token ids that the model has an embedding for.
+
+    Returns:
+        The corpus.
+
+    Raises:
+        RejectedError: AS405 when no non-empty file matches, AS406 when the tokenizer cannot be
+            read, AS407 when it has more tokens than the model.
+    """
+    patterns = section.files
+    paths = _standard_library() if patterns is None else _matches(patterns)
+    sizes = {path: path.stat().st_size for path in paths}
+    documents = tuple(path for path in paths if sizes[path] > 0)
+    if not documents:
+        raise Reason.NO_TRAINING_DATA.error(
+            found=f"{len(paths)} files, 0 of them with content, for {list(patterns or ())}",
+            where="data.files",
+        )
+    encode, needed = _encoder(section.tokenizer)
+    if needed > vocab_size:
+        raise Reason.VOCABULARY_TOO_SMALL.error(
+            found=f"a tokenizer of {needed} tokens, a model of {vocab_size}", where="data.tokenizer"
+        )
+    listing = json.dumps([(path.name, sizes[path]) for path in documents])
+    return Corpus(
+        documents=documents,
+        encode=encode,
+        vocab_size=needed,
+        digest=hashlib.sha256(listing.encode()).hexdigest(),
+    )
+
+
+def _standard_library() -> list[Path]:
+    root = Path(sysconfig.get_path("stdlib"))
+    foreign = {"site-packages", "dist-packages"}
+    return sorted(path for path in root.rglob("*.py") if foreign.isdisjoint(path.parts))
+
+
+def _matches(patterns: tuple[str, ...]) -> list[Path]:
+    # `Path.glob` takes no absolute pattern.
+    names = (name for pattern in patterns for name in glob.glob(pattern, recursive=True))  # noqa: PTH207
+    found = {Path(name) for name in names}
+    return sorted(path for path in found if path.is_file())
+
+
+def _encoder(tokenizer: Path | None) -> tuple[Callable[[bytes], torch.Tensor], int]:
+    if tokenizer is None:
+        return _encode_bytes, _BYTES
+    try:
+        # `resolve` makes it a path for Transformers, never the name of a repository.
+        words = AutoTokenizer.from_pretrained(
+            tokenizer.resolve(strict=True), local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError) as error:
+        raise Reason.UNREADABLE_TOKENIZER.error(
+            found=f"{type(error).__name__}: {error}", where=f"data.tokenizer: {tokenizer}"
+        ) from error
+
+    def encode(content: bytes) -> torch.Tensor:
+        text = content.decode("utf-8", errors="replace")
+        ids = words(text, add_special_tokens=False, verbose=False)["input_ids"]
+        end = [] if words.eos_token_id is None else [words.eos_token_id]
+        return torch.tensor(ids + end, dtype=torch.int64)
+
+    return encode, len(words)
+
+
+def _encode_bytes(content: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(content + _END_OF_DOCUMENT), dtype=torch.uint8).long()

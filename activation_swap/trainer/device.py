@@ -1,0 +1,80 @@
+"""The device of a run: which one, its clock, its memory, its determinism."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from activation_swap.errors import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "determinism",
+    "peak_device_bytes",
+    "reset_peak_device_bytes",
+    "resolve_device",
+    "synchronize",
+]
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device that ``name`` asks for.
+
+    Args:
+        name: ``auto``, or what ``torch.device`` takes.
+
+    Returns:
+        A device that can be used now; ``auto`` is the accelerator, and the CPU without one.
+
+    Raises:
+        RejectedError: AS403 when there is no such device here.
+    """
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if name == "auto":
+        return torch.device("cpu") if accelerator is None else accelerator
+    here = {"cpu"} if accelerator is None else {"cpu", accelerator.type}
+    if name.partition(":")[0] not in here:
+        raise Reason.DEVICE_UNAVAILABLE.error(
+            found=f"device: {name!r}", expected=f"auto | {' | '.join(sorted(here))}"
+        )
+    return torch.device(name)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all work that was launched. A CPU has."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def reset_peak_device_bytes(device: torch.device) -> None:
+    """Start the allocator's peak anew. Does nothing on a CPU."""
+    if device.type != "cpu":
+        torch.accelerator.reset_peak_memory_stats(device)
+
+
+def peak_device_bytes(device: torch.device) -> int | None:
+    """Return the allocator's peak since the reset in bytes, or ``None`` on a CPU."""
+    if device.type == "cpu":
+        return None
+    return torch.accelerator.max_memory_allocated(device)
+
+
+@contextmanager
+def determinism(*, enabled: bool) -> Iterator[None]:
+    """Prefer deterministic algorithms inside the block, where torch has them.
+
+    Args:
+        enabled: Whether to do anything.
+    """
+    before = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    if enabled:
+        torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(mode=before, warn_only=warn_only)

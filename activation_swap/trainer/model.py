@@ -1,0 +1,73 @@
+"""A causal language model of Transformers with seeded random weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from activation_swap.errors import Reason
+from activation_swap.trainer.presets import PRESETS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from transformers import PreTrainedModel
+
+    from activation_swap.trainer.config import ModelSection
+
+__all__ = ["build_model"]
+
+
+def build_model(section: ModelSection, *, device: torch.device, seed: int) -> PreTrainedModel:
+    """Build the model on its device, in its dtype, without a copy elsewhere.
+
+    Args:
+        section: Which model.
+        device: Where the weights are drawn and stay.
+        seed: Seed of the weights. Equal seeds give equal bits on equal devices.
+
+    Returns:
+        The model in training mode.
+
+    Raises:
+        RejectedError: AS404 when the source is no readable configuration.
+    """
+    config = _model_config(section)
+    options: dict[str, Any] = {
+        "dtype": getattr(torch, section.dtype),
+        "attn_implementation": section.attn_implementation,
+    }
+    if section.experts_implementation is not None:
+        options["experts_implementation"] = section.experts_implementation
+    torch.manual_seed(seed)
+    with device:
+        # Transformers draws where the context says: 30 billion weights take seconds on a GPU.
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
+    return model.train()
+
+
+def _model_config(section: ModelSection) -> Any:
+    try:
+        fields = {**_fields(section.source), **section.overrides}
+        return CONFIG_MAPPING[fields.pop("model_type")].from_dict(fields)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Reason.UNREADABLE_MODEL.error(
+            found=f"{type(error).__name__}: {error}",
+            where=f"model.source: {section.source}",
+            expected=f"a preset ({', '.join(PRESETS)}), a directory with a Hugging Face "
+            "config.json, or such a JSON file, with a model_type that Transformers knows",
+        ) from error
+
+
+def _fields(source: str) -> Mapping[str, Any]:
+    """Return the fields as data: a ``config.json`` may name code, which is never loaded."""
+    if source in PRESETS:
+        return PRESETS[source]
+    path = Path(source)
+    text = (path / "config.json" if path.is_dir() else path).read_text("utf-8")
+    fields: Mapping[str, Any] = json.loads(text)
+    return {key: value for key, value in fields.items() if key != "auto_map"}

@@ -1,0 +1,242 @@
+"""What a pipeline would gain from the swap: predicted, rank by rank, without running it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from activation_swap.core.schedule.actions import Kind, LoweredStep
+from activation_swap.core.schedule.decision import decide
+from activation_swap.core.schedule.liveness import find_chunks
+from activation_swap.core.schedule.lowering import lower
+from activation_swap.core.schedule.simulation import in_flight, residency
+from activation_swap.core.schedule.timeline import Interval, simulate_time
+from activation_swap.core.schedule.torch_pipelining import compute_orders
+from activation_swap.core.schedule.verbs import Keep
+from activation_swap.trainer.stage_split import split_layers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from activation_swap.core.schedule.actions import Action, ComputeOrder
+    from activation_swap.core.schedule.liveness import Chunk
+    from activation_swap.core.schedule.verbs import GroupKey
+    from activation_swap.trainer.attention_bytes import AttentionBytes
+
+__all__ = ["LinkPlan", "PipelinePlan", "PipelineSetup", "RankPlan", "plan_pipeline"]
+
+_DURATIONS = {
+    Kind.FORWARD: 1.0,
+    Kind.BACKWARD_INPUT: 1.0,
+    Kind.BACKWARD_WEIGHT: 1.0,
+    Kind.FULL_BACKWARD: 2.0,
+}
+"""Time of one layer, in forwards: a backward computes two gradients for the forward's one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PipelineSetup:
+    """What is to be planned.
+
+    Attributes:
+        schedule: Name of a schedule of ``torch.distributed.pipelining``.
+        pp_size: Number of ranks.
+        stages_per_rank: Number of stages on each rank.
+        microbatches: Microbatches per step.
+        layers: Decoder layers of the model.
+        attention: Bytes of one attention of one microbatch.
+        other_bytes: What else one layer of one microbatch keeps on the device for backward.
+        link_bytes_per_second: Rate of the link in each direction while both are in use.
+        step_seconds: Time of a step without the swap, or ``None`` when it is not known.
+    """
+
+    schedule: str
+    pp_size: int
+    stages_per_rank: int
+    microbatches: int
+    layers: int
+    attention: AttentionBytes
+    other_bytes: int = 0
+    link_bytes_per_second: float
+    step_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkPlan:
+    """How a rank's copies fit beside its compute.
+
+    Attributes:
+        utilisation: Part of the step in which one direction of the link is busy.
+        copies_hide: Whether each copy is shorter than the compute beside it.
+        stall_seconds: Time by which copies are longer than the compute beside them, per step.
+    """
+
+    utilisation: float
+    copies_hide: bool
+    stall_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankPlan:
+    """One rank of the plan.
+
+    Attributes:
+        rank: Which.
+        layers: Number of layers, by stage.
+        moved_chunks: Chunks that move whole.
+        moved_but_tail_chunks: Chunks that move but for their last attention.
+        kept_chunks: Chunks that stay, because moving them would not lower the peak.
+        chunks_in_flight_peak: Most chunks between forward and backward at one time.
+        resident_groups_peak_none: Most attention groups on the device without the swap.
+        resident_groups_peak: The same with it.
+        peak_bytes_none: Device bytes at the peak without the swap: attention and the rest.
+        peak_bytes: The same with it.
+        saved_bytes_at_peak: By how much the peak falls.
+        offloaded_bytes_per_step: What crosses the link, once in each direction.
+        busy: Part of the step in which the rank computes; the rest is bubbles.
+        link: How the copies fit, or ``None`` when the step time is not known.
+        resident_groups_none: Attention groups on the device during each step, without the swap.
+        resident_groups: The same with it.
+        steps: The lowered schedule.
+    """
+
+    rank: int
+    layers: dict[int, int]
+    moved_chunks: int
+    moved_but_tail_chunks: int
+    kept_chunks: int
+    chunks_in_flight_peak: int
+    resident_groups_peak_none: int
+    resident_groups_peak: int
+    peak_bytes_none: int
+    peak_bytes: int
+    saved_bytes_at_peak: int
+    offloaded_bytes_per_step: int
+    busy: float
+    link: LinkPlan | None
+    resident_groups_none: tuple[int, ...]
+    resident_groups: tuple[int, ...]
+    steps: tuple[LoweredStep, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PipelinePlan:
+    """A plan for all ranks.
+
+    Attributes:
+        setup: What was planned.
+        hiding_step_seconds: The shortest step in which every copy hides.
+        ranks: By rank.
+    """
+
+    setup: PipelineSetup
+    hiding_step_seconds: float
+    ranks: tuple[RankPlan, ...]
+
+
+def plan_pipeline(setup: PipelineSetup) -> PipelinePlan:
+    """Plan every rank of a pipeline.
+
+    Raises:
+        RejectedError: AS508 when there is no such schedule, or not of this shape.
+    """
+    orders = compute_orders(
+        setup.schedule,
+        pp_size=setup.pp_size,
+        microbatches=setup.microbatches,
+        stages_per_rank=setup.stages_per_rank,
+    )
+    split = split_layers(setup.layers, setup.pp_size * setup.stages_per_rank)
+    layers = {stage: len(numbers) for stage, numbers in enumerate(split)}
+    intervals = simulate_time(orders, lambda action: _duration(action, layers))
+    makespan = max(steps[-1].end for steps in intervals.values())
+    copy_seconds = setup.attention.link / setup.link_bytes_per_second
+    ranks = tuple(
+        _plan_rank(rank, order, layers, setup, intervals[rank], makespan)
+        for rank, order in sorted(orders.items())
+    )
+    return PipelinePlan(setup=setup, hiding_step_seconds=copy_seconds * makespan, ranks=ranks)
+
+
+def _duration(action: Action, layers: Mapping[int, int]) -> float:
+    return _DURATIONS[action.kind] * layers[action.stage]
+
+
+def _plan_rank(
+    rank: int,
+    order: ComputeOrder,
+    layers: Mapping[int, int],
+    setup: PipelineSetup,
+    intervals: Sequence[Interval],
+    makespan: float,
+) -> RankPlan:
+    chunks = find_chunks(order)
+    steps = len(order)
+    keeps = decide(chunks, attentions=layers, steps=steps)
+    without = in_flight(chunks, weights=layers, steps=steps)
+    planned = residency(chunks, keeps, attentions=layers, steps=steps)
+    ones = dict.fromkeys(layers, 1)
+    peak_none = _peak_bytes(without, without, setup)
+    peak = _peak_bytes(planned, without, setup)
+    counts = Counter(keeps.values())
+    return RankPlan(
+        rank=rank,
+        layers={stage: layers[stage] for stage in sorted({c.key.stage for c in chunks})},
+        moved_chunks=counts[Keep.NOTHING],
+        moved_but_tail_chunks=counts[Keep.TAIL],
+        kept_chunks=counts[Keep.ALL],
+        chunks_in_flight_peak=max(in_flight(chunks, weights=ones, steps=steps)),
+        resident_groups_peak_none=max(without),
+        resident_groups_peak=max(planned),
+        peak_bytes_none=peak_none,
+        peak_bytes=peak,
+        saved_bytes_at_peak=peak_none - peak,
+        offloaded_bytes_per_step=setup.attention.link * _moved_groups(chunks, keeps, layers),
+        busy=sum(interval.end - interval.begin for interval in intervals) / makespan,
+        link=_plan_link(chunks, keeps, layers, setup, makespan),
+        resident_groups_none=tuple(without),
+        resident_groups=tuple(planned),
+        steps=lower(order, chunks, keeps),
+    )
+
+
+def _peak_bytes(groups: Sequence[int], flight: Sequence[int], setup: PipelineSetup) -> int:
+    """Peak of the resident groups and of what else the layers in flight hold."""
+    return max(
+        moving * setup.attention.device + staying * setup.other_bytes
+        for moving, staying in zip(groups, flight, strict=True)
+    )
+
+
+def _moved_groups(
+    chunks: Sequence[Chunk], keeps: Mapping[GroupKey, Keep], layers: Mapping[int, int]
+) -> int:
+    staying = {Keep.NOTHING: lambda _: 0, Keep.TAIL: lambda _: 1, Keep.ALL: lambda count: count}
+    counts = [(layers[chunk.key.stage], keeps[chunk.key]) for chunk in chunks]
+    return sum(count - staying[keep](count) for count, keep in counts)
+
+
+def _plan_link(
+    chunks: Sequence[Chunk],
+    keeps: Mapping[GroupKey, Keep],
+    layers: Mapping[int, int],
+    setup: PipelineSetup,
+    makespan: float,
+) -> LinkPlan | None:
+    """Compare each attention's copy with the compute of the one layer that it runs beside.
+
+    Both directions are judged against a forward, the shortest: the offload runs beside the next
+    layer's forward, the reload beside the next layer's backward or input gradient.
+    """
+    if setup.step_seconds is None:
+        return None
+    groups = _moved_groups(chunks, keeps, layers)
+    copy = setup.attention.link / setup.link_bytes_per_second
+    forward = setup.step_seconds / makespan
+    late = max(0.0, copy - forward)
+    return LinkPlan(
+        utilisation=groups * copy / setup.step_seconds,
+        copies_hide=late == 0.0 or groups == 0,
+        stall_seconds=groups * late,
+    )

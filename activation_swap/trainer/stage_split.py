@@ -1,0 +1,22 @@
+"""Which layers each pipeline stage has."""
+
+from __future__ import annotations
+
+__all__ = ["split_layers"]
+
+
+def split_layers(layers: int, stages: int) -> tuple[range, ...]:
+    """Split decoder layers over stages as evenly as whole layers allow.
+
+    What does not divide goes to the first stages: the last one has the head and the loss.
+
+    Args:
+        layers: Number of decoder layers.
+        stages: Number of stages.
+
+    Returns:
+        The layer numbers of each stage. Stages beyond the number of layers have none.
+    """
+    each, more = divmod(layers, stages)
+    starts = [stage * each + min(stage, more) for stage in range(stages + 1)]
+    return tuple(range(first, after) for first, after in zip(starts, starts[1:], strict=False))

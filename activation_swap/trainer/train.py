@@ -1,0 +1,37 @@
+"""The command ``activation-swap train``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from activation_swap.trainer.config import load_config
+from activation_swap.trainer.loop import train
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of this command."""
+    parser.add_argument("config", type=Path, help="YAML file of the run")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the newest checkpoint, if there is one"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="overrides",
+        metavar="KEY=VALUE",
+        help="replace a value of the file, for example model.dtype=bfloat16",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train, and return the exit code."""
+    config = load_config(arguments.config, arguments.overrides)
+    train(config, resume=arguments.resume)
+    return 0

@@ -1,0 +1,124 @@
+"""Text files as an endless, resumable stream of tokens."""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from activation_swap.errors import Reason, RejectedError
+from activation_swap.trainer.config import DataSection
+from activation_swap.trainer.data import Corpus, Position, TokenStream, open_corpus
+
+pytestmark = pytest.mark.unit
+
+
+def corpus_of(directory: Path, *contents: bytes) -> Corpus:
+    for index, content in enumerate(contents):
+        (directory / f"{index}.txt").write_bytes(content)
+    return open_corpus(DataSection(files=(str(directory / "*.txt"),)), vocab_size=256)
+
+
+def test_documents_follow_each_other_and_start_again(tmp_path: Path) -> None:
+    stream = TokenStream(corpus_of(tmp_path, b"ab", b"c"))
+    tokens = stream.take(batch_size=2, sequence_length=5)
+    assert tokens.dtype is torch.int64
+    assert bytes(tokens.flatten().tolist()) == b"ab\0c\0ab\0c\0"
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    contents=st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=4),
+    before=st.integers(1, 40),
+    after=st.integers(1, 40),
+)
+def test_resumed_stream_goes_on_where_the_first_stopped(
+    tmp_path_factory: pytest.TempPathFactory, contents: list[bytes], before: int, after: int
+) -> None:
+    corpus = corpus_of(tmp_path_factory.mktemp("corpus"), *contents)
+    whole = TokenStream(corpus).take(batch_size=1, sequence_length=before + after)
+    first = TokenStream(corpus)
+    head = first.take(batch_size=1, sequence_length=before)
+    tail = TokenStream(corpus, first.position).take(batch_size=1, sequence_length=after)
+    assert torch.equal(torch.cat([head, tail], dim=1), whole)
+
+
+def test_position_is_of_the_next_token(tmp_path: Path) -> None:
+    stream = TokenStream(corpus_of(tmp_path, b"abc", b"d"))
+    assert stream.position == Position(document=0, offset=0)
+    stream.take(batch_size=1, sequence_length=5)
+    assert stream.position == Position(document=1, offset=1)
+
+
+def test_default_is_the_standard_library_without_installed_packages() -> None:
+    corpus = open_corpus(DataSection(), vocab_size=256)
+    root = Path(sysconfig.get_path("stdlib"))
+    assert root / "argparse.py" in corpus.documents
+    assert not any("site-packages" in path.parts for path in corpus.documents)
+    assert list(corpus.documents) == sorted(corpus.documents)
+
+
+def test_empty_files_are_skipped(tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path, b"", b"x")
+    assert [path.name for path in corpus.documents] == ["1.txt"]
+
+
+def test_digest_sees_the_list_of_documents(tmp_path: Path) -> None:
+    before = corpus_of(tmp_path, b"abc").digest
+    assert corpus_of(tmp_path, b"abc").digest == before
+    assert corpus_of(tmp_path, b"abcd").digest != before
+    assert corpus_of(tmp_path, b"abc", b"d").digest != before
+
+
+@pytest.mark.parametrize("content", [None, b""], ids=["no file", "no content"])
+def test_nothing_to_read_is_rejected(content: bytes | None, tmp_path: Path) -> None:
+    with pytest.raises(RejectedError) as caught:
+        corpus_of(tmp_path, *([] if content is None else [content]))
+    assert caught.value.reason is Reason.NO_TRAINING_DATA
+
+
+def test_small_vocabulary_is_rejected() -> None:
+    with pytest.raises(RejectedError, match="256 tokens, a model of 255") as caught:
+        open_corpus(DataSection(), vocab_size=255)
+    assert caught.value.reason is Reason.VOCABULARY_TOO_SMALL
+
+
+def test_local_tokenizer(tmp_path: Path) -> None:
+    words = {"<end>": 0, "a": 1, "b": 2}
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "tokenizer.json").write_text(
+        json.dumps(
+            {
+                "version": "1.0",
+                "added_tokens": [],
+                "pre_tokenizer": {"type": "Whitespace"},
+                "model": {"type": "WordLevel", "vocab": words, "unk_token": "a"},
+            }
+        )
+    )
+    (tmp_path / "tokenizer" / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>"})
+    )
+    (tmp_path / "words.txt").write_text("b a b")
+    section = DataSection(files=(str(tmp_path / "words.txt"),), tokenizer=tmp_path / "tokenizer")
+    stream = TokenStream(open_corpus(section, vocab_size=3))
+    tokens = stream.take(batch_size=1, sequence_length=8)
+    assert tokens.tolist() == [[2, 1, 2, 0, 2, 1, 2, 0]]
+    with pytest.raises(RejectedError) as caught:
+        open_corpus(section, vocab_size=2)
+    assert caught.value.reason is Reason.VOCABULARY_TOO_SMALL
+
+
+@pytest.mark.parametrize("exists", [False, True], ids=["missing", "empty"])
+def test_directory_without_tokenizer_is_rejected(exists: bool, tmp_path: Path) -> None:  # noqa: FBT001
+    directory = tmp_path / "tokenizer"
+    if exists:
+        directory.mkdir()
+    with pytest.raises(RejectedError) as caught:
+        open_corpus(DataSection(tokenizer=directory), vocab_size=256)
+    assert caught.value.reason is Reason.UNREADABLE_TOKENIZER
