@@ -1,0 +1,119 @@
+"""The version matrix: every supported Transformers release in an environment of its own.
+
+    nox -t matrix       the releases that cover every row of every fact, and both ends
+    nox -t matrix-all   every minor release
+    nox -s canary       the newest release on the index, pre-releases too
+
+With ``-- --record`` the cells write their results to docs/compatibility.json. An
+environment is a small overlay (transformers, hub, tokenizers) over one base with torch and pytest.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import nox
+from nox.command import CommandFailed
+
+nox.needs_version = ">=2024.10.9"
+nox.options.reuse_venv = "yes"
+nox.options.tags = ["matrix"]
+
+ROOT = Path(__file__).parent
+RECORD = ROOT / "docs" / "compatibility.json"
+
+TORCH = "2.13.0"
+BASE = (
+    f"torch=={TORCH}",
+    "filelock",
+    "numpy",
+    "packaging",
+    "pytest>=9",
+    "pytest-timeout>=2.3",
+    "pyyaml",
+    "regex",
+    "requests",
+    "safetensors==0.8.0",
+    "tqdm",
+)
+
+# The newest patch of every minor release. Within a minor no patch changes a fact.
+OLD_HUB, MIDDLE_HUB, NEW_HUB = (
+    "huggingface-hub==0.36.2",
+    "huggingface-hub==1.33.0",
+    "huggingface-hub==2.4.0",
+)
+PINS = {
+    ("4.51.3", "4.52.4", "4.53.3", "4.54.1", "4.55.4"): (OLD_HUB, "tokenizers==0.21.4"),
+    ("4.56.2", "4.57.6"): (OLD_HUB, "tokenizers==0.22.2"),
+    (
+        *("5.0.0", "5.1.0", "5.2.0", "5.3.0", "5.4.0", "5.5.4", "5.6.2", "5.7.0", "5.8.1"),
+        *("5.9.0", "5.10.4", "5.11.0", "5.12.1", "5.13.1", "5.14.1", "5.15.1"),
+    ): (MIDDLE_HUB, "tokenizers==0.22.2"),
+    ("5.16.1", "5.17.0"): (MIDDLE_HUB, "tokenizers==0.23.3"),
+    ("5.18.0", "5.19.0", "5.20.2", "5.21.1", "5.22.2", "5.23.0", "5.24.0"): (
+        NEW_HUB,
+        "tokenizers==0.23.3",
+    ),
+}
+RELEASES = {release: pins for releases, pins in PINS.items() for release in releases}
+COVERING = ("4.51.3", "4.53.3", "4.57.6", "5.1.0", "5.3.0", "5.22.2", "5.23.0", "5.24.0")
+
+
+@nox.session(venv_backend="venv")
+def matrix_base(session: nox.Session) -> None:
+    """Install what every cell shares."""
+    session.install(*BASE)
+
+
+@nox.session(venv_backend="venv", requires=["matrix_base"])
+@nox.parametrize(
+    "release",
+    [
+        nox.param(release, tags=["matrix-all", *(["matrix"] if release in COVERING else [])])
+        for release in RELEASES
+    ],
+)
+def transformers(session: nox.Session, release: str) -> None:
+    """Run the tests marked ``matrix`` on one release."""
+    _overlay(session)
+    session.install(f"transformers=={release}", *RELEASES[release])
+    try:
+        session.run("python", "-m", "pytest", "tests/compat", "-m", "matrix", "-q")
+    except CommandFailed:
+        _record(session, release, "fail")
+        raise
+    _record(session, release, "pass")
+
+
+@nox.session(venv_backend="venv", requires=["matrix_base"])
+def canary(session: nox.Session) -> None:
+    """Tell whether the newest Transformers is supported, or which facts to add."""
+    _overlay(session)
+    session.install("--upgrade", "--pre", "transformers", "huggingface-hub", "tokenizers")
+    session.run("python", "-m", "activation_swap.compat", *session.posargs)
+
+
+def _overlay(session: nox.Session) -> None:
+    """Put the base behind the session's own packages on its path."""
+    own = _purelib(session, "python")
+    base = _purelib(session, str(ROOT / ".nox" / "matrix_base" / "bin" / "python"))
+    Path(own, "matrix_base.pth").write_text(f"{base}\n", encoding="utf-8")
+
+
+def _purelib(session: nox.Session, python: str) -> str:
+    script = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    out = session.run(python, "-c", script, silent=True, external=True)
+    return str(out).strip()
+
+
+def _record(session: nox.Session, release: str, result: str) -> None:
+    if "--record" not in session.posargs:
+        return
+    record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    rows = {row["version"]: row for row in record.get("transformers", [])}
+    rows[release] = {"version": release, "result": result, "torch": TORCH}
+    order = list(RELEASES)
+    record["transformers"] = sorted(rows.values(), key=lambda row: order.index(row["version"]))
+    RECORD.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
