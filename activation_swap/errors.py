@@ -330,6 +330,14 @@ class Reason(Enum):
         expected="the forward that transformers defines",
         fix="apply activation swap first, or do without the replacement",
     )
+    RETURN_ARITY = ReasonSpec(
+        code="AS214",
+        kind=RejectedError,
+        summary="the attention returns something else than in this transformers release",
+        expected="a tuple of the recorded length",
+        fix="remove what replaced the attention's output, or report a changed release",
+        consequence="the forward was stopped",
+    )
     ALREADY_SWAPPED = ReasonSpec(
         code="AS301",
         kind=RejectedError,
@@ -551,6 +559,22 @@ class Reason(Enum):
         expected="a PipelineScheduleSingle or PipelineScheduleMulti over PipelineStage objects",
         fix="attach the schedule object, or drive Swap.groups from a scheduler of your own",
         consequence="nothing was attached",
+    )
+    SCHEDULE_DEADLOCK = ReasonSpec(
+        code="AS507",
+        kind=RejectedError,
+        summary="the ranks of a schedule wait for each other for ever",
+        expected="orders in which every action's input is computed before it",
+        fix="correct the compute orders",
+        consequence="nothing was simulated",
+    )
+    NO_SUCH_PIPELINE = ReasonSpec(
+        code="AS508",
+        kind=RejectedError,
+        summary="no schedule has this shape",
+        expected="a schedule of torch.distributed.pipelining, and a size that it allows",
+        fix="change schedule, pp_size, stages_per_rank or microbatches",
+        consequence="nothing was computed",
     )
     CHECKPOINTING_ENABLED_LATER = ReasonSpec(
         code="AS601",

@@ -115,7 +115,7 @@ STACK_CLASS: Final = _constant(
     "transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeModel",
 )
 LAYER_CLASS: Final = _constant(
-    "class of the decoder layer",
+    "class of the decoder layers",
     "transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeDecoderLayer",
 )
 ATTENTION_CLASS: Final = _constant(

@@ -23,6 +23,7 @@ from activation_swap.compat.facts import (
     STACK_CLASS,
     CheckpointFlag,
     CheckpointSite,
+    Fact,
 )
 from activation_swap.compat.forward import foreign_forward, signature_of
 from activation_swap.compat.structure import LAYERS, STACK, LayerSlot, Structure, read_structure
@@ -71,17 +72,11 @@ def probe(model: nn.Module, *, version: Version, pipelined: bool = False) -> Pro
     slots = tuple(slot for slot in structure.slots if isinstance(slot.attention, nn.Module))
     checks = (
         _parts_present(structure),
-        _class_of("model without head", STACK_CLASS.at(version), [(STACK, structure.stack)]),
+        _class_of(STACK_CLASS, version, [(STACK, structure.stack)]),
         _container(structure, version, pipelined=pipelined),
+        _class_of(LAYER_CLASS, version, [(slot.fqn, slot.layer) for slot in structure.slots]),
         _class_of(
-            "decoder layers",
-            LAYER_CLASS.at(version),
-            [(slot.fqn, slot.layer) for slot in structure.slots],
-        ),
-        _class_of(
-            "attention",
-            ATTENTION_CLASS.at(version),
-            [(slot.attention_fqn, slot.attention) for slot in slots],
+            ATTENTION_CLASS, version, [(slot.attention_fqn, slot.attention) for slot in slots]
         ),
         _no_misplaced_attention(structure, version),
         _layer_count(structure, pipelined=pipelined),
@@ -119,12 +114,12 @@ def _presence(part: object) -> str:
     return "nothing" if part is None else qualified_name(type(part))
 
 
-def _class_of(subject: str, expected: str, parts: Sequence[tuple[str, Any]]) -> Check:
+def _class_of(fact: Fact[str], version: Version, parts: Sequence[tuple[str, Any]]) -> Check:
     return compare(
         Reason.FOREIGN_CLASS,
-        f"class of the {subject}",
+        fact.name,
         quote=True,
-        expected=expected,
+        expected=fact.at(version),
         found={fqn: _class_name(part) for fqn, part in parts if isinstance(part, nn.Module)},
     )
 

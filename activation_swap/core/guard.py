@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from activation_swap.core.torch_private import (
     compiled_call,
@@ -15,8 +15,9 @@ from activation_swap.errors import Reason
 if TYPE_CHECKING:
     from activation_swap.core.site import Site
     from activation_swap.core.transfer import Transfer
+    from activation_swap.errors import ActivationSwapError
 
-__all__ = ["check_call", "check_recompute_flag"]
+__all__ = ["arity_error", "check_call", "check_recompute_flag", "check_result"]
 
 
 def check_recompute_flag(site: Site) -> None:
@@ -55,3 +56,26 @@ def check_call(site: Site, transfer: Transfer) -> None:
 
 def _checkpointing(site: Site, found: str) -> Exception:
     return Reason.CHECKPOINTING_ENABLED_LATER.error(where=site.fqn, found=found)
+
+
+def check_result(site: Site, result: Any) -> None:
+    """Refuse what an attention returned when it is not what its release is known to return.
+
+    Raises:
+        RejectedError: Something else than a tuple of ``site.returns`` items.
+    """
+    error = arity_error(site.fqn, result, expected=site.returns)
+    if error is not None:
+        raise error
+
+
+def arity_error(fqn: str, result: Any, *, expected: int | None) -> ActivationSwapError | None:
+    """Return the refusal of a result of another length than ``expected``, or ``None``."""
+    if expected is None or (isinstance(result, tuple) and len(result) == expected):
+        return None
+    kind = type(result).__name__
+    return Reason.RETURN_ARITY.error(
+        where=fqn,
+        found=f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {kind}",
+        expected=f"a tuple of {expected}",
+    )
