@@ -159,6 +159,7 @@ def _reading(directory: Path) -> Iterator[None]:
         yield
     except (
         OSError,
+        EOFError,
         ValueError,
         KeyError,
         TypeError,

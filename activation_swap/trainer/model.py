@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from activation_swap.errors import Reason
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from activation_swap.trainer.config import ModelSection
 
-__all__ = ["build_model"]
+__all__ = ["build_model", "read_model_config"]
 
 
 def build_model(section: ModelSection, *, device: torch.device, seed: int) -> PreTrainedModel:
@@ -36,7 +37,7 @@ def build_model(section: ModelSection, *, device: torch.device, seed: int) -> Pr
     Raises:
         RejectedError: AS404 when the source is no readable configuration.
     """
-    config = _model_config(section)
+    config = read_model_config(section)
     options: dict[str, Any] = {
         "dtype": getattr(torch, section.dtype),
         "attn_implementation": section.attn_implementation,
@@ -50,11 +51,16 @@ def build_model(section: ModelSection, *, device: torch.device, seed: int) -> Pr
     return model.train()
 
 
-def _model_config(section: ModelSection) -> Any:
+def read_model_config(section: ModelSection) -> Any:
+    """Return the Hugging Face configuration of a model, without the model.
+
+    Raises:
+        RejectedError: AS404 when the source is no readable configuration.
+    """
     try:
         fields = {**_fields(section.source), **section.overrides}
         return CONFIG_MAPPING[fields.pop("model_type")].from_dict(fields)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
         raise Reason.UNREADABLE_MODEL.error(
             found=f"{type(error).__name__}: {error}",
             where=f"model.source: {section.source}",
@@ -69,5 +75,6 @@ def _fields(source: str) -> Mapping[str, Any]:
         return PRESETS[source]
     path = Path(source)
     text = (path / "config.json" if path.is_dir() else path).read_text("utf-8")
-    fields: Mapping[str, Any] = json.loads(text)
-    return {key: value for key, value in fields.items() if key != "auto_map"}
+    fields: dict[str, Any] = dict(json.loads(text))
+    fields.pop("auto_map", None)
+    return fields

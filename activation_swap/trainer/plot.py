@@ -25,14 +25,10 @@ def plot_report(report: Report, path: Path) -> None:
     """
     measured = {name: mode for name, mode in report.modes.items() if not mode.out_of_memory}
     names = list(measured)
-    figure = Figure(figsize=(9, 3.5), layout="constrained")
-    memory, resident, times = figure.subplots(1, 3)
+    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    memory, times = figure.subplots(1, 2)
     memory.bar(names, [(mode.peak_device_bytes or 0) / _MIB for mode in measured.values()])
     memory.set_title("peak device memory, MiB")
-    resident.bar(
-        names, [(mode.resident_saved_bytes_peak or 0) / _MIB for mode in measured.values()]
-    )
-    resident.set_title("resident saved bytes, MiB")
     times.boxplot(
         [
             [1e3 * seconds for seconds in mode.step_seconds.all]

@@ -136,7 +136,7 @@ def build_report(
     complete = not (baseline.out_of_memory or swapped.out_of_memory)
     difference = _first_difference(baseline, swapped) if complete else None
     repeats = None
-    if repeated is not None and not baseline.out_of_memory:
+    if repeated is not None and not (baseline.out_of_memory or repeated.out_of_memory):
         repeats = _first_difference(baseline, repeated) is None
     on_cpu = link is None
     modes: dict[str, ModeReport] = {

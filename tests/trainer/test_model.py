@@ -1,0 +1,110 @@
+"""Models from presets, directories and JSON files."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, Qwen3MoeForCausalLM
+
+from activation_swap.errors import Reason, RejectedError
+from activation_swap.trainer.config import ModelSection
+from activation_swap.trainer.model import build_model
+from activation_swap.trainer.presets import PRESETS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.unit
+
+CPU = torch.device("cpu")
+SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "moe_intermediate_size": 8}
+
+
+def build(seed: int = 0, **values: Any) -> Any:
+    return build_model(ModelSection(**values), device=CPU, seed=seed)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_weight_has_the_dtype(dtype: str) -> None:
+    model = build(dtype=dtype, overrides=SMALL)
+    assert {str(weight.dtype) for weight in model.parameters()} == {f"torch.{dtype}"}
+    assert model.training
+
+
+def test_seed_alone_decides_the_weights() -> None:
+    one, same, other = (build(seed, overrides=SMALL).lm_head.weight for seed in (3, 3, 4))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_weights_are_drawn_where_they_stay() -> None:
+    model: Any = build_model(
+        ModelSection(source="qwen3-30b-a3b"), device=torch.device("meta"), seed=0
+    )
+    assert {weight.device.type for weight in model.parameters()} == {"meta"}
+    assert 30.4e9 < sum(weight.numel() for weight in model.parameters()) < 30.6e9
+
+
+def test_30b_preset_is_the_public_configuration() -> None:
+    config = CONFIG_MAPPING["qwen3_moe"].from_dict(dict(PRESETS["qwen3-30b-a3b"]))
+    assert (config.num_hidden_layers, config.hidden_size, config.head_dim) == (48, 2048, 128)
+    assert (config.num_attention_heads, config.num_key_value_heads) == (32, 4)
+    assert (config.num_experts, config.num_experts_per_tok) == (128, 8)
+    assert (config.moe_intermediate_size, config.vocab_size) == (768, 151936)
+    assert config.rope_parameters["rope_theta"] == 1e6
+    assert config.norm_topk_prob is True
+
+
+def test_tiny_preset_has_storages_worth_moving() -> None:
+    """At the default batch each storage that attention saves in fp32 is at least 1 MiB."""
+    tiny = PRESETS["tiny"]
+    narrowest = tiny["num_key_value_heads"] * tiny["head_dim"]
+    assert 2 * 1024 * narrowest * 4 >= 1 << 20
+    assert 0 in tiny["mlp_only_layers"]
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_implementations_are_passed_on(attention: str) -> None:
+    model = build(
+        overrides=SMALL, attn_implementation=attention, experts_implementation="batched_mm"
+    )
+    assert model.config._attn_implementation == attention
+    assert model.config._experts_implementation == "batched_mm"
+
+
+@pytest.mark.parametrize("as_directory", [True, False], ids=["directory", "file"])
+def test_hugging_face_configuration(as_directory: bool, tmp_path: Path) -> None:  # noqa: FBT001
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**PRESETS["tiny"], **SMALL}))
+    model = build(source=str(tmp_path if as_directory else path), overrides={"vocab_size": 300})
+    assert type(model) is Qwen3MoeForCausalLM
+    assert model.config.vocab_size == 300
+    assert model.config.hidden_size == 32
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", '{"model_type": "no_such_model"}'],
+    ids=["empty", "cut off", "no mapping", "no type", "unknown type"],
+)
+def test_unreadable_configuration_is_rejected(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(RejectedError) as caught:
+        build(source=str(path))
+    assert caught.value.reason is Reason.UNREADABLE_MODEL
+    assert "qwen3-30b-a3b" in caught.value.expected
+
+
+def test_override_of_the_wrong_type_is_rejected() -> None:
+    with pytest.raises(RejectedError, match="'hidden_size' expected int") as caught:
+        build(overrides={"hidden_size": "wide"})
+    assert caught.value.reason is Reason.UNREADABLE_MODEL
+
+
+def test_missing_source_is_rejected() -> None:
+    with pytest.raises(RejectedError, match=r"model\.source: Qwen/Qwen3-30B-A3B"):
+        build(source="Qwen/Qwen3-30B-A3B")

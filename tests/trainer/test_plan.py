@@ -1,0 +1,119 @@
+"""The ``plan`` command."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from activation_swap.core.schedule.actions import parse_plan
+from activation_swap.core.schedule.validation import validate
+from activation_swap.trainer.__main__ import main
+from activation_swap.trainer.attention_bytes import AttentionBytes, AttentionShape
+from activation_swap.trainer.stage_split import split_layers
+
+pytestmark = pytest.mark.unit
+
+QWEN3_30B_A3B = AttentionShape(hidden=2048, heads=32, kv_heads=4, head_dim=128, itemsize=2)
+
+
+def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["plan", *arguments, "--json"]) == 0
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
+
+
+def test_bytes_of_one_attention() -> None:
+    """The table in the design: 50,176 bytes per token, the upcasts narrow on the link."""
+    one = AttentionBytes.of(QWEN3_30B_A3B, tokens=1, min_bytes=0)
+    assert one == AttentionBytes(device=50_176, link=50_176 - 8_192 - 1_024)
+    many = AttentionBytes.of(QWEN3_30B_A3B, tokens=4096, min_bytes=0)
+    assert many == AttentionBytes(device=4096 * one.device, link=4096 * one.link)
+    without_small = AttentionBytes.of(QWEN3_30B_A3B, tokens=512, min_bytes=2**20)
+    assert without_small.device == 512 * (50_176 - 3 * 1_024)
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "expected"),
+    [(4, 2, [2, 2]), (5, 2, [3, 2]), (7, 4, [2, 2, 2, 1]), (2, 3, [1, 1, 0])],
+)
+def test_split(layers: int, stages: int, expected: list[int]) -> None:
+    split = split_layers(layers, stages)
+    assert [len(part) for part in split] == expected
+    assert [number for part in split for number in part] == list(range(layers))
+
+
+def test_plan_of_1f1b(capsys: pytest.CaptureFixture[str]) -> None:
+    result = plan(capsys, "--schedule", "1F1B", "--pp-size", "8", "--microbatches", "32")
+    ranks = result["ranks"]
+    attention = result["setup"]["attention"]
+    assert [rank["rank"] for rank in ranks] == list(range(8))
+    assert [rank["resident_groups_peak_none"] for rank in ranks] == [6 * n for n in range(8, 0, -1)]
+    assert ranks[0]["resident_groups_peak"] == 4
+    assert ranks[7]["resident_groups_peak"] == 2
+    for rank in ranks:
+        validate(parse_plan(" ".join(rank["steps"])))
+        assert rank["link"] is None
+        assert rank["busy"] == pytest.approx(32 / (32 + 7))
+        fallen = rank["resident_groups_peak_none"] - rank["resident_groups_peak"]
+        assert rank["saved_bytes_at_peak"] == fallen * attention["device"]
+        assert max(rank["resident_groups_by_step"]) == rank["resident_groups_peak"]
+        groups = 6 * rank["moved_chunks"] + 5 * rank["moved_but_tail_chunks"]
+        assert rank["offloaded_bytes_per_step"] == groups * attention["link"]
+
+
+def test_whether_the_copies_hide(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ("--pp-size", "4", "--microbatches", "8", "--no-grid")
+    enough = plan(capsys, *shape)["hiding_step_seconds"] * 1e3
+    slow = plan(capsys, *shape, "--step-ms", str(enough * 1.01))
+    fast = plan(capsys, *shape, "--step-ms", str(enough * 0.5))
+    for rank_slow, rank_fast in zip(slow["ranks"], fast["ranks"], strict=True):
+        assert rank_slow["link"]["copies_hide"]
+        assert rank_slow["link"]["stall_seconds"] == 0
+        assert not rank_fast["link"]["copies_hide"]
+        assert rank_fast["link"]["stall_seconds"] > 0
+        assert rank_fast["link"]["utilisation"] > rank_slow["link"]["utilisation"]
+        assert "steps" not in rank_slow
+
+
+def test_other_activations_count_at_the_peak_but_are_not_saved(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shape = ("--pp-size", "4", "--microbatches", "8", "--no-grid")
+    alone = plan(capsys, *shape)["ranks"]
+    heavy = plan(capsys, *shape, "--other-bytes-per-token", "1000000")["ranks"]
+    for light, rank in zip(alone, heavy, strict=True):
+        in_flight = rank["resident_groups_peak_none"]
+        rest = in_flight * 4096 * 1_000_000
+        assert rank["peak_bytes_none"] == light["peak_bytes_none"] + rest
+        assert rank["peak_bytes"] >= rest
+        assert rank["saved_bytes_at_peak"] >= light["saved_bytes_at_peak"]
+
+
+def test_a_person_reads_a_grid_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--pp-size", "2", "--microbatches", "4", "--step-ms", "500"]) == 0
+    text = capsys.readouterr().out
+    assert "0SET_GROUP0:TAIL 0F0 0OFFLOAD0" in text
+    assert "saved GiB" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (("--schedule", "2F3B"), "Unknown schedule name '2F3B'"),
+        (("--schedule", "PipelineScheduleMulti"), "an abstract class"),
+        (("--stages-per-rank", "2"), "2 stages per rank, where this schedule has one"),
+        (("--schedule", "ZBVZeroBubble", "--stages-per-rank", "3"), "schedule has two"),
+        (("--pp-size", "9"), "8 microbatches for 9 stages"),
+        (("--schedule", "DualPipeV", "--pp-size", "5"), "8 microbatches for 10 stages"),
+        (("--schedule", "Interleaved1F1B", "--pp-size", "3", "--microbatches", "11"), "3 rounds"),
+    ],
+)
+def test_a_pipeline_that_does_not_exist_is_refused(
+    arguments: tuple[str, ...], found: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--pp-size", "4", "--microbatches", "8", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("AS508")
+    assert found in error
