@@ -38,6 +38,10 @@ COMMANDS = {
         module="activation_swap.trainer.compare",
         summary="run with and without the swap; compare bits, memory and time",
     ),
+    "plan": Command(
+        module="activation_swap.trainer.plan",
+        summary="predict what a pipeline would gain, rank by rank",
+    ),
 }
 
 

@@ -17,7 +17,7 @@ from activation_swap.core.schedule.verbs import Keep
 from activation_swap.trainer.stage_split import split_layers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from activation_swap.core.schedule.actions import Action, ComputeOrder
     from activation_swap.core.schedule.liveness import Chunk
@@ -26,13 +26,16 @@ if TYPE_CHECKING:
 
 __all__ = ["LinkPlan", "PipelinePlan", "PipelineSetup", "RankPlan", "plan_pipeline"]
 
-_DURATIONS = {
-    Kind.FORWARD: 1.0,
-    Kind.BACKWARD_INPUT: 1.0,
-    Kind.BACKWARD_WEIGHT: 1.0,
-    Kind.FULL_BACKWARD: 2.0,
-}
-"""Time of one layer, in forwards: a backward computes two gradients for the forward's one."""
+
+def _durations(stage: int) -> Mapping[Kind, float]:
+    """Time of one layer, in forwards: a backward computes two gradients for the forward's one."""
+    first = stage == 0  # has no input gradient to compute: its split backward runs in W
+    return {
+        Kind.FORWARD: 1.0,
+        Kind.FULL_BACKWARD: 2.0,
+        Kind.BACKWARD_INPUT: 0.0 if first else 1.0,
+        Kind.BACKWARD_WEIGHT: 2.0 if first else 1.0,
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,19 +156,22 @@ def plan_pipeline(setup: PipelineSetup) -> PipelinePlan:
     makespan = max(steps[-1].end for steps in intervals.values())
     copy_seconds = setup.attention.link / setup.link_bytes_per_second
     ranks = tuple(
-        _plan_rank(rank, order, layers, setup, intervals[rank], makespan)
+        _plan_rank(
+            rank, order, layers=layers, setup=setup, intervals=intervals[rank], makespan=makespan
+        )
         for rank, order in sorted(orders.items())
     )
     return PipelinePlan(setup=setup, hiding_step_seconds=copy_seconds * makespan, ranks=ranks)
 
 
 def _duration(action: Action, layers: Mapping[int, int]) -> float:
-    return _DURATIONS[action.kind] * layers[action.stage]
+    return _durations(action.stage)[action.kind] * layers[action.stage]
 
 
 def _plan_rank(
     rank: int,
     order: ComputeOrder,
+    *,
     layers: Mapping[int, int],
     setup: PipelineSetup,
     intervals: Sequence[Interval],
@@ -180,6 +186,7 @@ def _plan_rank(
     peak_none = _peak_bytes(without, without, setup)
     peak = _peak_bytes(planned, without, setup)
     counts = Counter(keeps.values())
+    moved = list(_moved_groups(chunks, keeps, layers))
     return RankPlan(
         rank=rank,
         layers={stage: layers[stage] for stage in sorted({c.key.stage for c in chunks})},
@@ -192,9 +199,9 @@ def _plan_rank(
         peak_bytes_none=peak_none,
         peak_bytes=peak,
         saved_bytes_at_peak=peak_none - peak,
-        offloaded_bytes_per_step=setup.attention.link * _moved_groups(chunks, keeps, layers),
+        offloaded_bytes_per_step=setup.attention.link * sum(count for _, count in moved),
         busy=sum(interval.end - interval.begin for interval in intervals) / makespan,
-        link=_plan_link(chunks, keeps, layers, setup, makespan),
+        link=_plan_link(moved, setup=setup, makespan=makespan),
         resident_groups_none=tuple(without),
         resident_groups=tuple(planned),
         steps=lower(order, chunks, keeps),
@@ -211,32 +218,34 @@ def _peak_bytes(groups: Sequence[int], flight: Sequence[int], setup: PipelineSet
 
 def _moved_groups(
     chunks: Sequence[Chunk], keeps: Mapping[GroupKey, Keep], layers: Mapping[int, int]
-) -> int:
-    staying = {Keep.NOTHING: lambda _: 0, Keep.TAIL: lambda _: 1, Keep.ALL: lambda count: count}
-    counts = [(layers[chunk.key.stage], keeps[chunk.key]) for chunk in chunks]
-    return sum(count - staying[keep](count) for count, keep in counts)
+) -> Iterator[tuple[Chunk, int]]:
+    """Every chunk with the number of its attention groups that cross the link."""
+    for chunk in chunks:
+        count, keep = layers[chunk.key.stage], keeps[chunk.key]
+        staying = {Keep.NOTHING: 0, Keep.TAIL: 1, Keep.ALL: count}[keep]
+        yield chunk, count - staying
 
 
 def _plan_link(
-    chunks: Sequence[Chunk],
-    keeps: Mapping[GroupKey, Keep],
-    layers: Mapping[int, int],
-    setup: PipelineSetup,
-    makespan: float,
+    moved: Sequence[tuple[Chunk, int]], *, setup: PipelineSetup, makespan: float
 ) -> LinkPlan | None:
-    """Compare each attention's copy with the compute of the one layer that it runs beside.
+    """Compare each attention's copies with the compute of the layer that they run beside.
 
-    Both directions are judged against a forward, the shortest: the offload runs beside the next
-    layer's forward, the reload beside the next layer's backward or input gradient.
+    The offload runs beside the next layer's forward, the reload beside the next layer's backward,
+    or its input gradient where the schedule splits the backward.
     """
     if setup.step_seconds is None:
         return None
-    groups = _moved_groups(chunks, keeps, layers)
+    groups = sum(count for _, count in moved)
     copy = setup.attention.link / setup.link_bytes_per_second
     forward = setup.step_seconds / makespan
-    late = max(0.0, copy - forward)
+    stall = 0.0
+    for chunk, count in moved:
+        split = chunk.last_use > chunk.first_use
+        backward = forward * (1.0 if split else 2.0)
+        stall += count * (max(0.0, copy - forward) + max(0.0, copy - backward))
     return LinkPlan(
         utilisation=groups * copy / setup.step_seconds,
-        copies_hide=late == 0.0 or groups == 0,
-        stall_seconds=groups * late,
+        copies_hide=stall == 0.0,
+        stall_seconds=stall,
     )

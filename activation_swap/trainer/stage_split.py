@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 __all__ = ["split_layers"]
 
 
@@ -19,4 +21,4 @@ def split_layers(layers: int, stages: int) -> tuple[range, ...]:
     """
     each, more = divmod(layers, stages)
     starts = [stage * each + min(stage, more) for stage in range(stages + 1)]
-    return tuple(range(first, after) for first, after in zip(starts, starts[1:], strict=False))
+    return tuple(range(first, after) for first, after in pairwise(starts))

@@ -98,6 +98,15 @@ def test_a_person_reads_a_grid_and_a_table(capsys: pytest.CaptureFixture[str]) -
     assert "saved GiB" in text
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "DualPipeV"])
+def test_a_large_pipeline_takes_seconds(schedule: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ("--pp-size", "64", "--microbatches", "512", "--num-hidden-layers", "256")
+    result = plan(capsys, "--schedule", schedule, *shape, "--no-grid")
+    assert len(result["ranks"]) == 64
+    assert all(r["resident_groups_peak"] <= r["resident_groups_peak_none"] for r in result["ranks"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [

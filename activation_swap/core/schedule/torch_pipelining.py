@@ -16,7 +16,11 @@ from torch.distributed.pipelining.schedules import (
     PipelineScheduleMulti,
     PipelineScheduleSingle,
     Schedule1F1B,
+    ScheduleDualPipeV,
     ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
 )
 
 from activation_swap.core.schedule.actions import Action, Kind, Step
@@ -37,6 +41,7 @@ __all__ = ["Attachment", "attach", "compute_orders", "read_order"]
 
 _KINDS: Mapping[str, Kind] = {kind.name: kind for kind in Kind if len(kind.value) == 1}
 """Names of torch's compute kinds. Its values changed in 2.11; its names never did."""
+_V_STAGES = 2
 
 
 def attach(schedule: Any, verbs: GroupVerbs, *, sites: Sequence[Site]) -> Attachment:
@@ -104,8 +109,11 @@ def compute_orders(
         The compute order by rank.
 
     Raises:
-        ValueError: From torch, when there is no schedule of this name.
+        RejectedError: AS508 when there is no such schedule, or not of this shape.
     """
+    problem = _shape_problem(name, pp_size * stages_per_rank, stages_per_rank, microbatches)
+    if problem is not None:
+        raise Reason.NO_SUCH_PIPELINE.error(found=problem, where=f"schedule: {name}")
     kind = torch_schedules.get_schedule_class(name)
     if kind is ScheduleGPipe:
         return {r: gpipe_order(stage=r, microbatches=microbatches) for r in range(pp_size)}
@@ -259,6 +267,31 @@ class _BeginCall(_StageCall):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._begin()
         return self._original(*args, **kwargs)
+
+
+def _shape_problem(name: str, stages: int, stages_per_rank: int, microbatches: int) -> str | None:
+    """Check what the constructors of torch check, which also ask for stages and processes."""
+    try:
+        kind = torch_schedules.get_schedule_class(name)
+    except ValueError as error:
+        return str(error)
+    rounds = max(1, microbatches * stages_per_rank // stages)
+    single = issubclass(kind, PipelineScheduleSingle)
+    folded = kind in {ScheduleZBVZeroBubble, ScheduleDualPipeV}
+    filled = kind in {Schedule1F1B, ScheduleDualPipeV}
+    rounded = kind in {ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble}
+    per_rank = f"{stages_per_rank} stages per rank"
+    problems = (
+        (kind in {PipelineScheduleSingle, PipelineScheduleMulti}, "an abstract class"),
+        (single and stages_per_rank != 1, f"{per_rank}, where this schedule has one"),
+        (folded and stages_per_rank != _V_STAGES, f"{per_rank}, where this schedule has two"),
+        (filled and microbatches < stages, f"{microbatches} microbatches for {stages} stages"),
+        (
+            rounded and microbatches % rounds != 0,
+            f"{microbatches} microbatches, not a multiple of {rounds} rounds",
+        ),
+    )
+    return next((text for holds, text in problems if holds), None)
 
 
 def _stages(schedule: Any) -> Sequence[Any] | None:
