@@ -179,7 +179,9 @@ class Registry:
                 found=name, where=where, expected=expected, fix=fix
             )
         else:
-            rejection = Reason.NO_ADAPTER.error(found=name, where=where, expected=expected)
+            kin = [c for c in self.model_classes if c.rpartition(".")[0] == cls.__module__]
+            fix = f"pass the whole {kin[0].rpartition('.')[2]}" if kin else None
+            rejection = Reason.NO_ADAPTER.error(found=name, where=where, expected=expected, fix=fix)
         return Check(subject=subject, expected=expected, found=name, rejection=rejection)
 
     def _serves(self, cls: type) -> bool:
@@ -222,7 +224,7 @@ class Registry:
             sites += [replace(site, fqn=prefix + site.fqn) for site in inspection.sites]
             own += [check.within(prefix) for check in inspection.checks]
             notices |= dict.fromkeys(inspection.notices)
-            names |= {module: prefix + name for name, module in stage.named_modules()}
+            names |= {module: prefix + (name or "(root)") for name, module in stage.named_modules()}
         checks = (*checks, *guard(sites, names), *own)
         if _passed(checks):
             checks = (*checks, _check_any(sites, setup), _check_ownership(sites, setup, policy))

@@ -39,14 +39,14 @@ def guard(sites: Sequence[Site], names: Mapping[nn.Module, str]) -> tuple[Check,
     Returns:
         One check for each subject.
     """
-    owners = {
-        owner: names.get(owner, qualified_name(type(owner)))
-        for site in sites
-        for owner in site.owners
+    owners = [owner for site in sites for owner in site.owners]
+    inner = [module for site in sites for module in site.module.modules()]
+    named = {
+        names.get(module, qualified_name(type(module))): module for module in (*owners, *inner)
     }
     return (
-        _eager(sites, owners),
-        _no_checkpoint_wrapper(sites, owners),
+        _eager(named),
+        _no_checkpoint_wrapper(named),
         _no_checkpointing(sites, names),
         _materialised(sites),
         _each_once(sites),
@@ -55,12 +55,13 @@ def guard(sites: Sequence[Site], names: Mapping[nn.Module, str]) -> tuple[Check,
     )
 
 
-def _eager(sites: Sequence[Site], owners: Mapping[nn.Module, str]) -> Check:
-    found = {name: _compilation(module) for module, name in owners.items()}
-    for site in sites:
-        for name, module in site.module.named_modules(prefix=site.fqn):
-            found[name] = _compilation(module)
-    return compare(Reason.COMPILED_MODEL, "torch.compile", expected="eager", found=found)
+def _eager(named: Mapping[str, nn.Module]) -> Check:
+    return compare(
+        Reason.COMPILED_MODEL,
+        "torch.compile",
+        expected="eager",
+        found={name: _compilation(module) for name, module in named.items()},
+    )
 
 
 def _compilation(module: nn.Module) -> str:
@@ -73,13 +74,12 @@ def _compilation(module: nn.Module) -> str:
     return "eager"
 
 
-def _no_checkpoint_wrapper(sites: Sequence[Site], owners: Mapping[nn.Module, str]) -> Check:
-    modules = dict(owners) | {site.module: site.fqn for site in sites}
+def _no_checkpoint_wrapper(named: Mapping[str, nn.Module]) -> Check:
     return compare(
         Reason.CHECKPOINT_WRAPPER,
         "checkpoint wrappers",
         expected="none",
-        found={name: _checkpoint_wrapper(module) for module, name in modules.items()},
+        found={name: _checkpoint_wrapper(module) for name, module in named.items()},
     )
 
 
