@@ -27,7 +27,7 @@ __all__ = ["add_arguments", "run"]
 
 _GIB = 1024**3
 _ITEMSIZE = {"bfloat16": 2, "float32": 4}
-_TABLE_WIDTH = 130
+_TABLE_WIDTH = 150
 _SINGLE_STAGE = {"1f1b", "gpipe"}
 
 

@@ -95,7 +95,7 @@ def test_a_person_reads_a_grid_and_a_table(capsys: pytest.CaptureFixture[str]) -
     assert main(["plan", "--pp-size", "2", "--microbatches", "4", "--step-ms", "500"]) == 0
     text = capsys.readouterr().out
     assert "0SET_GROUP0:TAIL 0F0 0OFFLOAD0" in text
-    assert "saved GiB" in text
+    assert "chunks, and attention groups on the device" in text
 
 
 @pytest.mark.timeout(60)
