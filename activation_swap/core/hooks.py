@@ -10,7 +10,7 @@ import torch
 
 from activation_swap._stats import KeepReason
 from activation_swap.core.group import Group, unpack
-from activation_swap.core.guard import check_call, check_recompute_flag
+from activation_swap.core.guard import check_call, check_recompute_flag, check_result
 from activation_swap.core.recorder import Recorder
 from activation_swap.core.torch_private import (
     pop_saved_tensor_hooks,
@@ -100,14 +100,16 @@ class Tracer:
         recorder = recorders.pop()
         pop_saved_tensor_hooks()
         group = recorder.group
-        self._engine.seal(
-            group,
-            recorder.storages,
-            kept_bytes=recorder.kept_bytes,
-            keep=KeepReason.FAILED if result is None else self._order.keep(group),
-        )
+        keep = KeepReason.FAILED if result is None else self._order.keep(group)
+        try:
+            self._engine.seal(
+                group, recorder.storages, kept_bytes=recorder.kept_bytes, keep=keep
+            )
+        finally:
+            recorder.close()
         if result is not None:
             self._order.sealed(group)
+            check_result(self._sites[index], result)
 
     def _close_interrupted(self, site: Site, recorders: list[Recorder]) -> None:
         """Mend what an interrupt left: hooks see exceptions, but no KeyboardInterrupt."""

@@ -79,6 +79,15 @@ class Recorder:
             return self._pack_special(tensor)
         return self._pack_plain(tensor, parameter=None)
 
+    def close(self) -> None:
+        """Let go of everything: autograd keeps the pack hook, and so this object, with the graph."""
+        del self.group
+        self._arguments = ()
+        self._borrowed = None
+        self.storages = []
+        self._known = {}
+        self._seen = {}
+
     def _pack_plain(
         self, tensor: torch.Tensor, *, parameter: bool | None
     ) -> PackedTensor | KeptTensor:
