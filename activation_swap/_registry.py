@@ -172,9 +172,7 @@ class Registry:
         elif fix is not None:
             rejection = Reason.UNSUPPORTED_WRAPPER.error(found=name, where=where, fix=fix)
         elif inside is not None:
-            # PEFT has a name of its own for the way in.
-            peft = callable(getattr(model, "get_base_model", None))
-            fix = f"pass model.{'get_base_model()' if peft else inside}"
+            fix = f"pass {_way_in(model, inside)}"
             rejection = Reason.WRAPPED_MODEL.error(
                 found=name, where=where, expected=expected, fix=fix
             )
@@ -218,10 +216,12 @@ class Registry:
         own: list[Check] = []
         notices: dict[str, None] = {}
         names: dict[nn.Module, str] = {}
-        for where, stage in stages.items():
+        for position, (where, stage) in enumerate(stages.items()):
             inspection = self._adapters[_class_name(stage)].inspect(stage, setup=setup)
             prefix = f"{where}." if len(stages) > 1 else ""
-            sites += [replace(site, fqn=prefix + site.fqn) for site in inspection.sites]
+            sites += [
+                replace(site, fqn=prefix + site.fqn, stage=position) for site in inspection.sites
+            ]
             own += [check.within(prefix) for check in inspection.checks]
             notices |= dict.fromkeys(inspection.notices)
             names |= {module: prefix + (name or "(root)") for name, module in stage.named_modules()}
@@ -229,6 +229,14 @@ class Registry:
         if _passed(checks):
             checks = (*checks, _check_any(sites, setup), _check_ownership(sites, setup, policy))
         return Explanation(checks=checks, sites=tuple(sites), notices=tuple(notices))
+
+
+def _way_in(wrapper: Any, fqn: str) -> str:
+    if callable(getattr(wrapper, "get_base_model", None)):  # PEFT has a name of its own for it
+        return "model.get_base_model()"
+    if all(part.isidentifier() for part in fqn.split(".")):
+        return f"model.{fqn}"
+    return f"model.get_submodule({fqn!r})"
 
 
 def _class_name(stage: Any) -> str:

@@ -82,7 +82,7 @@ def _judge(
     value: object, cls: type, rules: Mapping[str, tuple[str, Callable[[Any], bool]]]
 ) -> dict[str, str]:
     if not isinstance(value, cls):
-        return {cls.__name__: f"{value!r}, a {type(value).__name__}"}
+        return {cls.__name__: f"{value!r} of type {type(value).__name__}"}
     return {
         f"{cls.__name__}.{name}": _LEGAL if legal(field) else f"{field!r}, which is not {rule}"
         for name, (rule, legal) in rules.items()

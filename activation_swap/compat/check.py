@@ -48,7 +48,7 @@ def compare(
     *,
     expected: str,
     found: Mapping[str, str],
-    quote: bool = False,
+    source: str | None = None,
 ) -> Check:
     """Compare what was found at each place with what is expected at all of them.
 
@@ -57,7 +57,8 @@ def compare(
         subject: What is compared, in words.
         expected: Text that each place should show.
         found: Text found, by place (an FQN). An empty mapping passes: there is nothing to differ.
-        quote: Whether the message quotes ``expected``, or keeps the catalogue's text.
+        source: What makes ``expected`` right. With it the message quotes both; without, it keeps
+            the catalogue's text.
 
     Returns:
         A check whose rejection names every place that differs, equal findings together.
@@ -72,7 +73,7 @@ def compare(
     rejection = reason.error(
         found=first,
         where=_abbreviated(wheres),
-        expected=expected if quote else None,
+        expected=None if source is None else f"{expected} ({source})",
         trace=tuple(f"{_abbreviated(where)}: found {text}" for text, where in others),
     )
     return Check(subject=subject, expected=expected, found=first, rejection=rejection)

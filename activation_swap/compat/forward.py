@@ -6,7 +6,7 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from activation_swap.compat.classes import original_class, qualified_name
+from activation_swap.compat.classes import qualified_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["compiled_forward", "foreign_forward", "signature_of"]
 
 
-def signature_of(cls: type) -> str:
+def signature_of(cls: type[nn.Module]) -> str:
     """Return the parameters of ``cls.forward``, with kinds and defaults, without annotations."""
-    signature = inspect.signature(vars(original_class(cls))["forward"])
+    signature = inspect.signature(cls.forward)
     bare = [
         parameter.replace(annotation=inspect.Parameter.empty)
         for parameter in signature.parameters.values()

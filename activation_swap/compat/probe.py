@@ -108,6 +108,10 @@ def _parts_present(structure: Structure) -> Check:
     )
 
 
+def _release(version: Version) -> str:
+    return f"transformers {version}"
+
+
 def _presence(part: object) -> str:
     if isinstance(part, nn.Module):
         return "a module"
@@ -118,17 +122,23 @@ def _class_of(fact: Fact[str], version: Version, parts: Sequence[tuple[str, Any]
     return compare(
         Reason.FOREIGN_CLASS,
         fact.name,
-        quote=True,
+        source=_release(version),
         expected=fact.at(version),
-        found={fqn: _class_name(part) for fqn, part in parts if isinstance(part, nn.Module)},
+        found={
+            fqn: _class_name(part, fact.at(version))
+            for fqn, part in parts
+            if isinstance(part, nn.Module)
+        },
     )
 
 
-def _class_name(module: nn.Module) -> str:
+def _class_name(module: nn.Module, expected: str) -> str:
     cls = original_class(type(module))
-    home = sys.modules.get(cls.__module__)
-    own = getattr(home, cls.__qualname__, None) is cls
-    return qualified_name(cls) + ("" if own else " (not the class of this name in its module)")
+    name = qualified_name(cls)
+    # A class that is only called so: its module holds another one by this name.
+    if name == expected and getattr(sys.modules[cls.__module__], cls.__qualname__, None) is not cls:
+        return f"another class of the name {name}"
+    return name
 
 
 def _container(structure: Structure, version: Version, *, pipelined: bool) -> Check:
@@ -141,7 +151,7 @@ def _container(structure: Structure, version: Version, *, pipelined: bool) -> Ch
     return compare(
         Reason.LAYER_CONTAINER,
         "container of the layers",
-        quote=True,
+        source=_release(version),
         expected=expected,
         found=found,
     )
@@ -167,7 +177,11 @@ def _layer_count(structure: Structure, *, pipelined: bool) -> Check:
     config: Any = structure.model.config
     expected = str(config.num_hidden_layers)
     return compare(
-        Reason.LAYER_COUNT, "number of layers", quote=True, expected=expected, found=found
+        Reason.LAYER_COUNT,
+        "number of layers",
+        source="config.num_hidden_layers",
+        expected=expected,
+        found=found,
     )
 
 
@@ -178,7 +192,7 @@ def _layer_order(slots: Sequence[LayerSlot], *, pipelined: bool) -> Check:
     return compare(
         Reason.LAYER_INDEX,
         "layer_idx of the attention",
-        quote=True,
+        source="in ascending order",
         expected=_ranges(right),
         found={f"{STACK}.{LAYERS}": _ranges(indices)} if slots else {},
     )
@@ -200,7 +214,7 @@ def _signature(slots: Sequence[LayerSlot], version: Version) -> Check:
     return compare(
         Reason.ATTENTION_SIGNATURE,
         ATTENTION_SIGNATURE.name,
-        quote=True,
+        source=_release(version),
         expected=ATTENTION_SIGNATURE.at(version),
         found={slot.attention_fqn: signature_of(type(slot.attention)) for slot in slots},
     )
@@ -211,7 +225,7 @@ def _attention_parts(slots: Sequence[LayerSlot], version: Version) -> Check:
     return compare(
         Reason.ATTENTION_PARTS,
         ATTENTION_PARTS.name,
-        quote=True,
+        source=_release(version),
         expected=", ".join(names),
         found={
             slot.attention_fqn: ", ".join(
@@ -244,7 +258,7 @@ def _checkpoint_site(structure: Structure, version: Version) -> Check:
     return compare(
         Reason.CHECKPOINT_SITE,
         CHECKPOINT_SITE.name,
-        quote=True,
+        source=_release(version),
         expected=CHECKPOINT_SITE.at(version),
         found={
             slot.fqn: _site_of(original_class(type(slot.layer)))
@@ -270,7 +284,7 @@ def _checkpoint_flag(structure: Structure, version: Version) -> Check:
     return compare(
         Reason.CHECKPOINT_FLAG,
         CHECKPOINT_FLAG.name,
-        quote=True,
+        source=_release(version),
         expected=CHECKPOINT_FLAG.at(version),
         found={
             slot.fqn: _flag_owner(slot.layer, structure.stack)

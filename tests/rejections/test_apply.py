@@ -1,0 +1,85 @@
+"""Every refusal of apply: reason, full text, nothing touched, and a right apply works after it."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch import nn
+
+from activation_swap import registry
+from activation_swap.compat.canary import tiny_model
+from activation_swap.errors import ActivationSwapError, Reason
+from tests.rejections.model_cases import MODEL_CASES
+from tests.rejections.request_cases import REQUEST_CASES
+from tests.rejections.site_cases import SITE_CASES
+
+if TYPE_CHECKING:
+    from tests.rejections.case import ApplyCase
+
+MESSAGES = Path(__file__).with_name("messages")
+APPLY_CASES = (*REQUEST_CASES, *MODEL_CASES, *SITE_CASES)
+
+pytestmark = [
+    pytest.mark.unit,
+    # What torch.compile and PEFT import and read warn of themselves.
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+]
+
+
+def fingerprint(model: Any) -> dict[str, Any]:
+    """Identify everything that an installation could change."""
+    stages = model if isinstance(model, list | tuple) else [model]
+    return {
+        f"{index}.{name}": (
+            type(module),
+            {key: id(value) for key, value in vars(module).items()},
+            {
+                key: [*map(id, value.values())]
+                for key, value in vars(module).items()
+                if isinstance(value, dict)
+            },
+        )
+        for index, stage in enumerate(stages)
+        if isinstance(stage, nn.Module)
+        for name, module in stage.named_modules()
+    }
+
+
+@pytest.mark.parametrize("case", APPLY_CASES, ids=lambda case: case.name)
+def test_refusal(case: ApplyCase) -> None:
+    request = case.arrange(tiny_model().train())
+    before, classes = fingerprint(request.model), request.registry.model_classes
+
+    with request.around(), pytest.raises(ActivationSwapError) as refusal:
+        request.apply()
+
+    error = refusal.value
+    assert error.reason is case.reason
+    assert type(error) is case.reason.value.kind
+    other_framework = case.reason in {Reason.NOT_A_TORCH_MODULE, Reason.OTHER_BACKEND}
+    assert isinstance(error, NotImplementedError if other_framework else ValueError)
+    assert str(error) + "\n" == (MESSAGES / f"{case.name}.txt").read_text(encoding="utf-8")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own bytes
+    assert fingerprint(request.model) == before
+    assert request.registry.model_classes == classes
+    assert registry.apply("attention", tiny_model()).active
+
+
+@pytest.mark.parametrize("case", APPLY_CASES, ids=lambda case: case.name)
+def test_explain_says_the_same(case: ApplyCase) -> None:
+    request = case.arrange(tiny_model().train())
+    if case.reason in {Reason.UNKNOWN_MODE, Reason.INVALID_POLICY} or request.policy is not None:
+        pytest.skip("explain takes neither a mode nor a policy")
+    if case.name == "swapped-with-another-policy":
+        pytest.skip("explain takes no policy")
+
+    with request.around():
+        explanation = request.registry.explain(request.model, setup=request.setup)
+
+    assert not explanation.supported
+    assert explanation.rejections[0].reason is case.reason
+    assert case.reason.value.code in str(explanation)
