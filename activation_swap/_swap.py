@@ -61,6 +61,30 @@ class Swap:
         if self._installation is not None:
             self._installation.reset_stats()
 
+    def attach(self, schedule: Any) -> None:
+        """Follow a ``torch.distributed.pipelining`` schedule, under ``pp_size > 1``.
+
+        The schedule is read, never changed. Nothing happens on an inactive swap: mode ``none``, or
+        a rank whose stages hold no attention.
+
+        Args:
+            schedule: The schedule over the stages whose modules were passed to ``apply``.
+
+        Raises:
+            RejectedError: It is no such schedule, or pp_size is 1.
+            SwapStateError: One of its stages follows another swap.
+        """
+        if self._installation is not None and self._installation.active:
+            self._installation.attach(schedule)
+
+    @property
+    def groups(self) -> Any:
+        """The verbs for a pipeline scheduler of one's own, keyed by ``(stage, microbatch)``.
+
+        ``None`` without pipeline parallelism, and on an inactive swap.
+        """
+        return None if self._installation is None else self._installation.groups
+
     def remove(self) -> None:
         """Take the swap off the model. Graphs that are still alive stay right. Repeatable."""
         if self._installation is not None:

@@ -576,6 +576,30 @@ class Reason(Enum):
         fix="change schedule, pp_size, stages_per_rank or microbatches",
         consequence="nothing was computed",
     )
+    GROUP_STATE = ReasonSpec(
+        code="AS509",
+        kind=SwapStateError,
+        summary="a verb came at a moment that its group's state does not allow",
+        expected="set_group, launch_offload, wait_offload, launch_reload, wait_reload, in order",
+        fix="correct the scheduler, or abort the group after a failed step",
+        consequence="the step was not taken",
+    )
+    SCHEDULE_NOT_ATTACHED = ReasonSpec(
+        code="AS510",
+        kind=RejectedError,
+        summary="pp_size is above 1, and nothing drives the swap",
+        expected="Swap.attach(schedule), or the verbs of Swap.groups, before the first forward",
+        fix="call swap.attach(schedule) after building the schedule",
+        consequence="the forward was stopped",
+    )
+    ATTACH_WITHOUT_PIPELINE = ReasonSpec(
+        code="AS511",
+        kind=RejectedError,
+        summary="a swap without pipeline parallelism cannot follow a schedule",
+        expected="registry.apply(..., setup=TrainingSetup(pp_size=N)) with N above 1",
+        fix="pass pp_size in TrainingSetup, or do not attach",
+        consequence="nothing was attached",
+    )
     CHECKPOINTING_ENABLED_LATER = ReasonSpec(
         code="AS601",
         kind=RejectedError,

@@ -9,7 +9,9 @@ from activation_swap.core.engine import Engine
 from activation_swap.core.hooks import AfterAttention, BeforeAttention, InertHook, Tracer
 from activation_swap.core.layer_chain import LayerChain
 from activation_swap.core.link import Links
+from activation_swap.core.microbatch_groups import MicrobatchGroups
 from activation_swap.core.torch_private import drop_forward_hooks, forward_pre_hooks
+from activation_swap.errors import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
     from activation_swap._stats import SwapStats
     from activation_swap._swap import Swap
+    from activation_swap.core.schedule.torch_pipelining import Attachment
     from activation_swap.core.site import SwapPlan
 
 __all__ = ["InstalledSwap", "find_installation", "install"]
@@ -32,7 +35,16 @@ class InstalledSwap:
         self._links = Links(plan.policy) if links is None else links
         self._engine = Engine(self._links)
         self._handles: list[Any] = []
-        order = LayerChain(self._engine, last=len(plan.sites) - 1, keep_last=plan.policy.keep_last)
+        self._attachment: Attachment | None = None
+        self.groups: MicrobatchGroups | None
+        order: LayerChain | MicrobatchGroups
+        if plan.setup.pp_size > 1:
+            order = self.groups = MicrobatchGroups(self._engine, plan.sites)
+        else:
+            self.groups = None
+            order = LayerChain(
+                self._engine, last=len(plan.sites) - 1, keep_last=plan.policy.keep_last
+            )
         self._tracer = Tracer(
             plan.sites, engine=self._engine, links=self._links, order=order, policy=plan.policy
         )
@@ -71,8 +83,26 @@ class InstalledSwap:
         """Start the counters anew."""
         self._engine.reset_stats()
 
+    def attach(self, schedule: Any) -> None:
+        """Let a ``torch.distributed.pipelining`` schedule drive the groups.
+
+        Raises:
+            RejectedError: It is no schedule of this swap's stages, or pp_size is 1.
+            SwapStateError: One of its stages, or this swap, follows another attachment.
+        """
+        if self.groups is None:
+            raise Reason.ATTACH_WITHOUT_PIPELINE.error(found=f"{self.plan.setup}")
+        # Imported here: torch.distributed.pipelining is heavy, and only pipelines need it.
+        from activation_swap.core.schedule.torch_pipelining import attach  # noqa: PLC0415
+
+        self._attachment = attach(schedule, self.groups, sites=self.plan.sites)
+        self.groups.drive()
+
     def remove(self) -> None:
         """Take the hooks off and give the pinned memory up. Repeatable; live graphs stay right."""
+        attachment, self._attachment = self._attachment, None
+        if attachment is not None:
+            attachment.detach()
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()

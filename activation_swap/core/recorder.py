@@ -80,7 +80,7 @@ class Recorder:
         return self._pack_plain(tensor, parameter=None)
 
     def close(self) -> None:
-        """Let go of everything: autograd keeps the pack hook, and so this object, with the graph."""
+        """Let go of everything: autograd keeps the pack hook, and this object, with the graph."""
         del self.group
         self._arguments = ()
         self._borrowed = None

@@ -1,0 +1,230 @@
+"""The order under pipeline parallelism: (stage, microbatch) groups that a scheduler moves."""
+
+from __future__ import annotations
+
+import threading
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+from weakref import ref
+
+from activation_swap._stats import KeepReason
+from activation_swap.core.order import Admission
+from activation_swap.core.schedule.verbs import GroupKey, Keep
+from activation_swap.errors import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from activation_swap.core.engine import Engine
+    from activation_swap.core.group import Group
+    from activation_swap.core.site import Site
+
+__all__ = ["ChunkState", "MicrobatchGroups"]
+
+
+class ChunkState(Enum):
+    """How far the verbs of one (stage, microbatch) have come."""
+
+    RECORDING = auto()
+    """``set_group`` named it; its forward runs or has run."""
+    OFFLOADING = auto()
+    """``launch_offload`` closed it."""
+    OFFLOADED = auto()
+    """``wait_offload`` gave its device memory up."""
+    RELOADING = auto()
+    """``launch_reload`` brought back what backward needs first."""
+    RELOADED = auto()
+    """``wait_reload`` ordered compute after that."""
+
+
+_BEFORE = {
+    "launch_offload": (ChunkState.RECORDING,),
+    "wait_offload": (ChunkState.OFFLOADING,),
+    "launch_reload": (ChunkState.OFFLOADED,),
+    "wait_reload": (ChunkState.RELOADING,),
+}
+"""The states in which each verb is legal."""
+
+
+class _Chunk:
+    """One forward of one microbatch through one stage. Groups are known weakly: graphs own them."""
+
+    __slots__ = ("groups", "keep", "key", "state")
+
+    def __init__(self, key: GroupKey, keep: Keep) -> None:
+        self.key = key
+        self.keep = keep
+        self.state = ChunkState.RECORDING
+        self.groups: list[ref[Group]] = []
+
+    def last_group(self) -> Group | None:
+        """Return the group of the chunk's latest attention call, if it is alive."""
+        return self.groups[-1]() if self.groups else None
+
+
+class _Current(threading.local):
+    """The chunk that this thread's forward belongs to: overlapped schedules run two threads."""
+
+    chunk: _Chunk | None = None
+
+
+class MicrobatchGroups:
+    """The verbs of ``Swap.groups``, and the order in which a chunk's attention groups move.
+
+    Inside a chunk it goes layer by layer, as without pipeline: the end of an attention launches
+    its offload and releases the one before, the first unpack of an attention launches the reload of
+    the one before. So neither its forward nor its backward holds all its layers. The verbs do what
+    only the schedule knows: when the last of them can be released, and when backward will come.
+
+    Implements :class:`~activation_swap.core.schedule.verbs.GroupVerbs` and
+    :class:`~activation_swap.core.order.SwapOrder`.
+    """
+
+    def __init__(self, engine: Engine, sites: Sequence[Site]) -> None:
+        self._engine = engine
+        # With the tail kept, the stage's last attention needs no copy at all.
+        last = {site.stage: order for order, site in enumerate(sites)}
+        self._tails = frozenset(last.values())
+        self._sites = sites
+        self._lock = threading.Lock()
+        self._current = _Current()
+        self._chunks: dict[GroupKey, _Chunk] = {}
+        self._driven = False
+
+    def drive(self) -> None:
+        """Note that a schedule will name the groups: forwards outside of them are legal now."""
+        self._driven = True
+
+    def set_group(self, key: tuple[int, int] | None, *, keep: Keep = Keep.NOTHING) -> None:
+        """Name the group of this thread's attention forwards from here on.
+
+        A key may be used again for the next step; the tensors of the last one belong to its graph.
+
+        Args:
+            key: ``(stage, microbatch)``, or ``None`` to leave the group.
+            keep: What of it stays on the device.
+
+        Raises:
+            SwapStateError: The group is named, and neither closed nor aborted.
+        """
+        self._driven = True
+        if key is None:
+            self._current.chunk = None
+            return
+        chunk = _Chunk(GroupKey(*key), keep)
+        with self._lock:
+            known = self._chunks.get(chunk.key)
+            if known is not None and known.state is ChunkState.RECORDING:
+                raise _illegal(verb="set_group", key=chunk.key, state=known.state)
+            self._chunks[chunk.key] = chunk
+        self._current.chunk = chunk
+
+    def launch_offload(self, key: tuple[int, int]) -> None:
+        """Close a group after its forward. The copies run since each attention's end.
+
+        Raises:
+            SwapStateError: The group is unknown, or was closed.
+        """
+        self._step(key, "launch_offload", ChunkState.OFFLOADING)
+
+    def wait_offload(self, key: tuple[int, int]) -> None:
+        """Order compute after the group's last copy and give up its device memory.
+
+        Raises:
+            SwapStateError: Its offload was not launched, or was waited for.
+        """
+        chunk = self._step(key, "wait_offload", ChunkState.OFFLOADED)
+        for known in chunk.groups:
+            group = known()
+            if group is not None:
+                self._engine.release(group)
+
+    def launch_reload(self, key: tuple[int, int]) -> None:
+        """Launch the reload of the attention that backward needs first.
+
+        Raises:
+            SwapStateError: Its offload was not waited for, or it is reloading.
+        """
+        group = self._step(key, "launch_reload", ChunkState.RELOADING).last_group()
+        if group is not None:
+            self._engine.launch_reload(group)
+
+    def wait_reload(self, key: tuple[int, int]) -> None:
+        """Order compute after the reload that ``launch_reload`` launched.
+
+        Raises:
+            SwapStateError: No reload was launched.
+        """
+        group = self._step(key, "wait_reload", ChunkState.RELOADED).last_group()
+        if group is not None:
+            self._engine.wait_reload(group)
+
+    def abort(self, key: tuple[int, int] | None = None) -> None:
+        """Forget one group, or all, after a failure. Their graphs stay right. Repeatable.
+
+        Args:
+            key: The group, or ``None`` for all of this swap.
+        """
+        with self._lock:
+            if key is None:
+                self._chunks.clear()
+            else:
+                self._chunks.pop(GroupKey(*key), None)
+        chunk = self._current.chunk
+        if chunk is not None and (key is None or chunk.key == GroupKey(*key)):
+            self._current.chunk = None
+
+    def state(self, key: tuple[int, int]) -> ChunkState | None:
+        """Return how far a group is, or ``None`` for one that no verb has named."""
+        chunk = self._chunks.get(GroupKey(*key))
+        return None if chunk is None else chunk.state
+
+    def admit(self, order: int) -> Admission | None:
+        """Record an attention call into this thread's group; pass it by where there is none.
+
+        Raises:
+            RejectedError: No schedule was attached and no verb was used.
+        """
+        chunk = self._current.chunk
+        if chunk is None:
+            if not self._driven:
+                raise Reason.SCHEDULE_NOT_ATTACHED.error(
+                    where=self._sites[order].fqn, found="a training forward without any group"
+                )
+            return None
+        return Admission(chunk.last_group())
+
+    def keep(self, group: Group) -> KeepReason | None:
+        """Keep what the plan leaves on the device."""
+        chunk = self._current.chunk
+        if chunk is None or chunk.keep is Keep.ALL:
+            return KeepReason.SCHEDULE
+        if chunk.keep is Keep.TAIL and group.order in self._tails:
+            return KeepReason.LAST
+        return None
+
+    def sealed(self, group: Group) -> None:
+        """Release the attention group before this one of the same chunk, behind its copy."""
+        chunk = self._current.chunk
+        if chunk is None:
+            return
+        before = chunk.last_group()
+        if before is not None:
+            self._engine.release(before)
+        chunk.groups.append(ref(group))
+
+    def _step(self, key: tuple[int, int], verb: str, state: ChunkState) -> _Chunk:
+        with self._lock:
+            chunk = self._chunks.get(GroupKey(*key))
+            if chunk is None or chunk.state not in _BEFORE[verb]:
+                state_now = None if chunk is None else chunk.state
+                raise _illegal(verb=verb, key=GroupKey(*key), state=state_now)
+            chunk.state = state
+        return chunk
+
+
+def _illegal(*, verb: str, key: GroupKey, state: ChunkState | None) -> Exception:
+    return Reason.GROUP_STATE.error(
+        where=f"stage {key.stage}, microbatch {key.microbatch}",
+        found=f"{verb} of a group that is {'unknown' if state is None else state.name}",
+    )
