@@ -8,7 +8,7 @@ that it calls when a step begins.
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch.distributed.pipelining import schedules as torch_schedules
@@ -41,6 +41,8 @@ __all__ = ["Attachment", "attach", "compute_orders", "read_order"]
 
 _KINDS: Mapping[str, Kind] = {kind.name: kind for kind in Kind if len(kind.value) == 1}
 """Names of torch's compute kinds. Its values changed in 2.11; its names never did."""
+_FULL_BACKWARD = 2
+"""Position of ``full_backward`` in ``backward_one_chunk(chunk, loss, full_backward, ...)``."""
 _V_STAGES = 2
 
 
@@ -227,36 +229,39 @@ class _StageCall:
 
 
 class _ComputeCall(_StageCall):
+    """A compute method: its first argument is the microbatch, whatever the others are."""
+
+    kind: ClassVar[Kind]
+    microbatch: ClassVar[str] = "bwd_chunk_id"
+
     def __init__(self, stage: Any, name: str, runner: ScheduleRunner) -> None:
         self._runner = runner
         super().__init__(stage, name)
 
-    def _run(self, kind: Kind, microbatch: int, *args: Any, **kwargs: Any) -> Any:
-        with self._runner.compute(Action(self._stage.stage_index, kind, microbatch)):
-            return self._original(microbatch, *args, **kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        microbatch = args[0] if args else kwargs[self.microbatch]
+        action = Action(self._stage.stage_index, self._kind_of(args, kwargs), microbatch)
+        with self._runner.compute(action):
+            return self._original(*args, **kwargs)
+
+    def _kind_of(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Kind:
+        return self.kind
 
 
 class _ForwardCall(_ComputeCall):
-    def __call__(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        return self._run(Kind.FORWARD, fwd_chunk_id, *args, **kwargs)
+    kind = Kind.FORWARD
+    microbatch = "fwd_chunk_id"
 
 
 class _BackwardCall(_ComputeCall):
-    def __call__(
-        self,
-        bwd_chunk_id: int,
-        loss: Any = None,
-        full_backward: bool = True,  # noqa: FBT001, FBT002  # torch's own signature
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        kind = Kind.FULL_BACKWARD if full_backward else Kind.BACKWARD_INPUT
-        return self._run(kind, bwd_chunk_id, loss, full_backward, *args, **kwargs)
+    def _kind_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kind:
+        by_position = args[_FULL_BACKWARD] if len(args) > _FULL_BACKWARD else True
+        full = kwargs.get("full_backward", by_position)
+        return Kind.FULL_BACKWARD if full else Kind.BACKWARD_INPUT
 
 
 class _WeightCall(_ComputeCall):
-    def __call__(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        return self._run(Kind.BACKWARD_WEIGHT, bwd_chunk_id, *args, **kwargs)
+    kind = Kind.BACKWARD_WEIGHT
 
 
 class _BeginCall(_StageCall):

@@ -1,0 +1,64 @@
+"""A model cut into pipeline stages, layer by layer."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+__all__ = ["Stage", "prune"]
+
+
+def prune(model: PreTrainedModel, layers: range, *, first: bool, last: bool) -> PreTrainedModel:
+    """Leave one stage's layers of a causal language model, and give the rest up.
+
+    Args:
+        model: The whole model. It is changed.
+        layers: Numbers of the decoder layers that stay.
+        first: Whether the stage has the embedding.
+        last: Whether the stage has the final norm and the head.
+
+    Returns:
+        ``model``.
+    """
+    stack: Any = model.model
+    stack.layers = nn.ModuleList(stack.layers[number] for number in layers)
+    stack.config = copy(stack.config)
+    stack.config.num_hidden_layers = len(layers)
+    if not first:
+        stack.embed_tokens = nn.Identity()
+    if not last:
+        stack.norm = nn.Identity()
+        model.lm_head = nn.Identity()
+    return model
+
+
+class Stage(nn.Module):
+    """What a pipeline schedule calls: tensor in, tensor out.
+
+    Args:
+        model: A pruned causal language model.
+        first: Whether the input is token ids ``[batch, sequence]``; else hidden states.
+        last: Whether the output is logits ``[batch, sequence, vocabulary]``; else hidden states.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, first: bool, last: bool) -> None:
+        super().__init__()
+        self.model = model
+        self._input = "input_ids" if first else "inputs_embeds"
+        self._last = last
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """Run the stage's layers."""
+        stack: Any = self.model.model
+        hidden: torch.Tensor = stack(**{self._input: value}, use_cache=False).last_hidden_state
+        if not self._last:
+            return hidden
+        head: Any = self.model.lm_head
+        logits: torch.Tensor = head(hidden)
+        return logits
