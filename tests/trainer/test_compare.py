@@ -1,0 +1,67 @@
+"""The whole comparison, in its own processes, on real text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from activation_swap.trainer.__main__ import main
+
+pytestmark = pytest.mark.level0
+
+LAYERS = 3
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run the demo's configuration with fewer layers and steps."""
+    directory = tmp_path_factory.mktemp("compare")
+    demo = yaml.safe_load((Path(__file__).parents[2] / "configs" / "demo.yaml").read_text())
+    demo["output"] = str(directory)
+    demo["device"] = "cpu"
+    demo["model"]["overrides"] = {"num_hidden_layers": LAYERS}
+    demo["compare"] = {"digest_steps": 2, "warmup_steps": 0, "timed_steps": 2}
+    (directory / "run.yaml").write_text(yaml.safe_dump(demo))
+    assert main(["compare", str(directory / "run.yaml")]) == 0
+    return directory
+
+
+@pytest.fixture
+def report(output: Path) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((output / "report.json").read_text())
+    return data
+
+
+def test_bits_are_equal(report: dict[str, Any]) -> None:
+    assert report["losses_equal"] is True
+    assert report["gradients_equal"] is True
+
+
+def test_bytes_were_moved(report: dict[str, Any]) -> None:
+    """Every layer but the last, which is needed first, moves the same bytes there and back."""
+    none, attention = report["modes"]["none"], report["modes"]["attention"]
+    per_layer = none["resident_saved_bytes_peak"] / LAYERS
+    assert per_layer >= 1 << 20
+    assert report["offloaded_bytes"] == attention["offloaded_bytes"] > 0
+    assert attention["offloaded_bytes_per_step"] == (LAYERS - 1) * per_layer
+    assert attention["reloaded_bytes"] == attention["offloaded_bytes"]
+    assert attention["reload_misses"] == 0
+    assert none["offloaded_bytes"] == 0
+
+
+def test_memory_is_lower(report: dict[str, Any]) -> None:
+    none, attention = report["modes"]["none"], report["modes"]["attention"]
+    assert attention["resident_saved_bytes_peak"] < none["resident_saved_bytes_peak"]
+    assert attention["peak_device_bytes"] == attention["resident_saved_bytes_peak"]
+    assert attention["host_bytes_reserved"] > 0
+
+
+def test_report_is_complete(output: Path, report: dict[str, Any]) -> None:
+    assert len(report["modes"]["none"]["step_seconds"]["all"]) == 2
+    assert report["link"] is None
+    assert "| peak device memory |" in (output / "report.md").read_text()
+    assert (output / "report.png").read_bytes().startswith(b"\x89PNG")
