@@ -73,6 +73,16 @@ def imitate(module: Any) -> None:
     module.__class__ = type(cls.__name__, (cls,), {"__module__": cls.__module__})
 
 
+def derive_attention(model: Any) -> None:
+    for layer in model.model.layers:
+        derive(layer.self_attn)
+
+
+def drop_flags(model: Any) -> None:
+    for part in (model.model, *model.model.layers):
+        part.gradient_checkpointing = None
+
+
 def move_attention(model: Any) -> None:
     for layer in model.model.layers:
         layer.attention = layer.self_attn
@@ -146,7 +156,7 @@ MODEL_CASES = (
     change_case(
         Reason.FOREIGN_CLASS,
         "attention-of-a-user",
-        lambda model: [derive(layer.self_attn) for layer in model.model.layers],
+        derive_attention,
     ),
     change_case(
         Reason.FOREIGN_CLASS,
@@ -222,10 +232,7 @@ MODEL_CASES = (
     change_case(
         Reason.CHECKPOINT_FLAG,
         "checkpoint-flag-gone",
-        lambda model: [
-            setattr(part, "gradient_checkpointing", None)
-            for part in (model.model, *model.model.layers)
-        ],
+        drop_flags,
     ),
     change_case(Reason.REPLACED_FORWARD, "forward-of-accelerate", hook_of_accelerate),
     change_case(

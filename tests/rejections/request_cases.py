@@ -76,6 +76,10 @@ def policy_case(name: str, **fields: Any) -> ApplyCase:
     )
 
 
+def family_case(name: str, family: str, head: str) -> ApplyCase:
+    return ApplyCase(Reason.NO_ADAPTER, name, lambda _: Request(model=another(family, head)))
+
+
 def mode_case(name: str, mode: Any) -> ApplyCase:
     return ApplyCase(Reason.UNKNOWN_MODE, name, lambda model: Request(model=model, mode=mode))
 
@@ -101,25 +105,12 @@ REQUEST_CASES = (
     setup_case(Reason.OTHER_BACKEND, "backend-mindspore", backend="mindspore"),
     setup_case(Reason.OTHER_BACKEND, "backend-of-other-case", backend="PyTorch"),
     ApplyCase(Reason.NO_ADAPTER, "model-without-head", lambda model: Request(model=model.model)),
-    *(
-        ApplyCase(
-            Reason.NO_ADAPTER,
-            f"model-{family.lower()}",
-            lambda _, family=family, head=head: Request(model=another(family, head)),
-        )
-        for family, head in (
-            ("Qwen3", "CausalLM"),
-            ("Qwen3Next", "CausalLM"),
-            ("Qwen3VLMoe", "ConditionalGeneration"),
-            ("Qwen2Moe", "CausalLM"),
-            ("Mixtral", "CausalLM"),
-        )
-    ),
-    ApplyCase(
-        Reason.NO_ADAPTER,
-        "model-qwen3omnimoe",
-        lambda _: Request(model=another("Qwen3OmniMoeThinker", "ConditionalGeneration")),
-    ),
+    family_case("model-qwen3", "Qwen3", "CausalLM"),
+    family_case("model-qwen3next", "Qwen3Next", "CausalLM"),
+    family_case("model-qwen3vlmoe", "Qwen3VLMoe", "ConditionalGeneration"),
+    family_case("model-qwen3omnimoe", "Qwen3OmniMoeThinker", "ConditionalGeneration"),
+    family_case("model-qwen2moe", "Qwen2Moe", "CausalLM"),
+    family_case("model-mixtral", "Mixtral", "CausalLM"),
     ApplyCase(
         Reason.SUBCLASSED_MODEL, "model-of-a-subclass", lambda model: Request(model=subclass(model))
     ),

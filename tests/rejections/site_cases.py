@@ -62,7 +62,7 @@ def wrap(owner: Any, name: str, *, offload: bool = False) -> None:
 
 
 def composable(module: nn.Module) -> None:
-    from torch.distributed._composable import checkpoint
+    from torch.distributed._composable.checkpoint_activation import checkpoint
 
     checkpoint(module)
 
