@@ -83,8 +83,8 @@ DRIFTS: list[tuple[str, Callable[[Any, pytest.MonkeyPatch], None], list[str]]] =
         lambda model, patch: give_forward(model, patch, CACHE.replace("cache", "kv_cache")),
         [
             (
-                "  found    (self, hidden_states, position_embeddings, attention_mask, kv_cache=None, "
-                "**kwargs)"
+                "  found    (self, hidden_states, position_embeddings, attention_mask, "
+                "kv_cache=None, **kwargs)"
             ),
             (
                 '  add      ATTENTION_SIGNATURE: Row(versions=SpecifierSet(">=5.25.dev0"), '
@@ -108,8 +108,8 @@ DRIFTS: list[tuple[str, Callable[[Any, pytest.MonkeyPatch], None], list[str]]] =
         lambda model, patch: give_forward(model, patch, CACHE.replace("cache", "*, cache")),
         [
             (
-                "  found    (self, hidden_states, position_embeddings, attention_mask, *, cache=None, "
-                "**kwargs)"
+                "  found    (self, hidden_states, position_embeddings, attention_mask, "
+                "*, cache=None, **kwargs)"
             )
         ],
     ),
