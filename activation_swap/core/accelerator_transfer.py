@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from activation_swap.core.torch_private import free_pinned_cache
+from activation_swap.core.torch_private import copy_all, free_pinned_cache
 from activation_swap.core.transfer import Fence
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ class AcceleratorTransfer:
             if fence.lane != self._d2h_lane:
                 d2h.wait_event(fence.event)
         with d2h:
-            for device, host in pairs:
-                host.copy_(device, non_blocking=True)
+            copy_all([host for _, host in pairs], [device for device, _ in pairs])
         self._d2h_sequence += 1
         return Fence(self._d2h_lane, self._d2h_sequence, d2h.record_event())
 
@@ -95,8 +94,7 @@ class AcceleratorTransfer:
             if fence.lane != self._h2d_lane:
                 h2d.wait_event(fence.event)
         with h2d:
-            for device, host in pairs:
-                device.copy_(host, non_blocking=True)
+            copy_all([device for device, _ in pairs], [host for _, host in pairs])
         self._h2d_sequence += 1
         return Fence(self._h2d_lane, self._h2d_sequence, h2d.record_event())
 

@@ -19,8 +19,7 @@ from activation_swap.core.torch_private import profiling
 from activation_swap.core.transfer import Copy
 
 if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from activation_swap._stats import SwapStats
     from activation_swap.core.link import Links
@@ -51,7 +50,7 @@ class Engine:
         group: Group,
         storages: Sequence[SavedStorage],
         *,
-        kept_bytes: Counter[KeepReason],
+        kept_bytes: Mapping[KeepReason, int],
         keep: KeepReason | None,
     ) -> None:
         """End the recording of a group: launch its offload, or leave it on the device.
@@ -260,14 +259,18 @@ def _target(storage: SavedStorage, device: torch.device) -> torch.Tensor:
 def _pairs(
     storages: Sequence[SavedStorage], tensors: Sequence[torch.Tensor], block: HostBlock
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Pair each device tensor with its bytes in the block, cut where the block is."""
+    """Pair each flat device tensor with its place in the block, cut where the block is."""
     pairs = []
     for storage, tensor in zip(storages, tensors, strict=True):
-        flat = tensor.view(torch.uint8)
-        for start, host in block.spans(storage.offset, storage.link_bytes):
-            size = host.numel()
-            whole = size == storage.link_bytes
-            pairs.append((flat if whole else flat[start : start + size], host))
+        host = block.flat(storage.offset, storage.link_bytes, tensor.dtype)
+        if host is not None:
+            pairs.append((tensor, host))
+            continue
+        octets = tensor.view(torch.uint8)
+        pairs += [
+            (octets[start : start + piece.numel()], piece)
+            for start, piece in block.spans(storage.offset, storage.link_bytes)
+        ]
     return pairs
 
 

@@ -162,7 +162,7 @@ class SavedStorage:
 
     def unchanged(self) -> bool:
         """Whether no save's tensor was changed in place since it was saved."""
-        return all(alias._version == version for alias, version in self.aliases or ())
+        return all([alias._version == version for alias, version in self.aliases or ()])
 
     def whole(self) -> torch.Tensor:
         """Return the original storage as a flat tensor that shares its memory."""
@@ -221,10 +221,10 @@ class KeptTensor:
 
     __slots__ = ("_alias", "_fqn", "_group", "_version")
 
-    def __init__(self, group: Group, tensor: torch.Tensor) -> None:
+    def __init__(self, group: ref[Group], fqn: str, tensor: torch.Tensor) -> None:
         # Weakly: a group lives for its storages, and a kept tensor is none of them.
-        self._group = ref(group)
-        self._fqn = group.fqn
+        self._group = group
+        self._fqn = fqn
         self._alias = tensor.detach()
         self._version = tensor._version
 

@@ -102,9 +102,7 @@ class Tracer:
         group = recorder.group
         keep = KeepReason.FAILED if result is None else self._order.keep(group)
         try:
-            self._engine.seal(
-                group, recorder.storages, kept_bytes=recorder.kept_bytes, keep=keep
-            )
+            self._engine.seal(group, recorder.storages, kept_bytes=recorder.kept_bytes, keep=keep)
         finally:
             recorder.close()
         if result is not None:

@@ -19,6 +19,9 @@ __all__ = ["ALIGNMENT", "HostBlock", "PinnedPool", "aligned"]
 ALIGNMENT = 512
 """Copies that start on this many bytes run at the full rate of the link."""
 
+_MAX_VIEWS = 8192
+"""Views kept for reuse. A step of 48 layers needs about 700; changing lengths need others."""
+
 Piece = tuple[int, int, int]
 """(slab index, first byte, byte after the last)."""
 
@@ -68,6 +71,18 @@ class HostBlock:
             if position >= stop:
                 return
 
+    def flat(self, start: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor | None:
+        """Return a byte range as ``dtype[n]``, or ``None`` where it is cut over several pieces."""
+        position = 0
+        for slab, (index, first, last) in zip(self._slabs, self._pieces, strict=True):
+            following = position + last - first
+            if start < following:
+                if start + nbytes > following:
+                    return None
+                return self._pool.view(slab, index, first + start - position, nbytes, dtype)
+            position = following
+        return None
+
     def __del__(self) -> None:
         self._pool.give_back(self._pieces, self.fences)
 
@@ -103,6 +118,7 @@ class PinnedPool:
         self._free_bytes = 0
         # Blocks are dropped by whichever thread lets go of a graph, also in the middle of
         # `allocate` when the garbage collector runs there: they queue here until it asks.
+        self._views: dict[tuple[int, int, int, torch.dtype], torch.Tensor] = {}
         self._returned: deque[tuple[tuple[Piece, ...], tuple[Fence, ...]]] = deque()
         self._lock = RLock()
         self._closed = False
@@ -134,6 +150,24 @@ class PinnedPool:
                 return None
             return self._take(nbytes)
 
+    def view(
+        self, slab: torch.Tensor, index: int, start: int, nbytes: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Return bytes of a slab as ``dtype[n]``.
+
+        Steps repeat, and so do their blocks' places: making the view anew each time would cost
+        more than looking it up.
+        """
+        key = (index, start, nbytes, dtype)
+        view = self._views.get(key)
+        if view is None:
+            if len(self._views) >= _MAX_VIEWS:
+                self._views.clear()
+            view = slab[start : start + nbytes].view(dtype)
+            if not self._closed:
+                self._views[key] = view
+        return view
+
     def give_back(self, pieces: tuple[Piece, ...], fences: tuple[Fence, ...]) -> None:
         """Take the pieces of a dropped block. Never blocks: called from finalizers."""
         if not self._closed:
@@ -146,6 +180,7 @@ class PinnedPool:
             self.failure = "the swap was removed"
             self._returned.clear()
             self._slabs = []
+            self._views.clear()
             self._free = []
             self._free_bytes = 0
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -48,6 +48,7 @@ class Recorder:
         "_device",
         "_known",
         "_min_bytes",
+        "_origin",
         "_policy",
         "_seen",
         "group",
@@ -57,8 +58,9 @@ class Recorder:
 
     def __init__(self, group: Group, policy: SwapPolicy, arguments: tuple[Any, ...]) -> None:
         self.group = group
+        self._origin = ref(group)
         self.storages: list[SavedStorage] = []
-        self.kept_bytes: Counter[KeepReason] = Counter()
+        self.kept_bytes: dict[KeepReason, int] = {}
         self._policy = policy
         # An empty storage has no address.
         self._min_bytes = max(1, policy.min_bytes)
@@ -77,7 +79,7 @@ class Recorder:
         """
         if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
             return self._pack_special(tensor)
-        return self._pack_plain(tensor, parameter=None)
+        return self._pack_plain(tensor)
 
     def close(self) -> None:
         """Let go of everything: autograd keeps the pack hook, and this object, with the graph."""
@@ -89,24 +91,25 @@ class Recorder:
         self._seen = {}
 
     def _pack_plain(
-        self, tensor: torch.Tensor, *, parameter: bool | None
+        self, tensor: torch.Tensor, *, parameter: bool | None = None
     ) -> PackedTensor | KeptTensor:
         storage = tensor.untyped_storage()
         nbytes = storage.nbytes()
-        if nbytes < self._min_bytes:
-            return self._keep(tensor, KeepReason.SMALL, storage)
         address = storage.data_ptr()
+        if nbytes < self._min_bytes:
+            return self._keep(tensor, KeepReason.SMALL, nbytes, address)
         saved = self._known.get(address)
         if saved is None or saved.nbytes != nbytes:
             reason = self._reason_to_keep(tensor, nbytes, address, parameter=parameter)
             if reason is not None:
-                return self._keep(tensor, reason, storage)
+                return self._keep(tensor, reason, nbytes, address)
             saved = SavedStorage(
                 self.group,
                 nbytes=nbytes,
                 dtype=tensor.dtype,
                 narrow=self._policy.narrow
-                and tensor.numel() * tensor.itemsize == nbytes
+                and tensor.dtype is torch.float32
+                and tensor.numel() * 4 == nbytes
                 and is_upcast(tensor),
             )
             self._known[address] = saved
@@ -114,13 +117,12 @@ class Recorder:
         return PackedTensor(saved, tensor)
 
     def _keep(
-        self, tensor: torch.Tensor, reason: KeepReason, storage: torch.UntypedStorage
+        self, tensor: torch.Tensor, reason: KeepReason, nbytes: int, address: int
     ) -> KeptTensor:
-        kept = KeptTensor(self.group, tensor)
-        nbytes = storage.nbytes()
-        if nbytes and storage.data_ptr() not in self._seen:
-            self._seen[storage.data_ptr()] = kept
-            self.kept_bytes[reason] += nbytes
+        kept = KeptTensor(self._origin, self.group.fqn, tensor)
+        if nbytes and address not in self._seen:
+            self._seen[address] = kept
+            self.kept_bytes[reason] = self.kept_bytes.get(reason, 0) + nbytes
         return kept
 
     def _reason_to_keep(
@@ -134,13 +136,14 @@ class Recorder:
             return KeepReason.UNSUPPORTED
         if not tensor.requires_grad and address in self._borrowed_addresses():
             return KeepReason.ARGUMENT
-        if _span_bytes(tensor) < self._policy.min_coverage * nbytes:
+        needed = self._policy.min_coverage * nbytes
+        if tensor.numel() * tensor.itemsize < needed and _span_bytes(tensor) < needed:
             return KeepReason.PARTIAL_VIEW
         return None
 
     def _is_parameter(self, tensor: torch.Tensor) -> bool:
         base = base_of(tensor)
-        if isinstance(tensor, nn.Parameter) or isinstance(base, nn.Parameter):
+        if _is_parameter_type(tensor) or (base is not None and _is_parameter_type(base)):
             return True
         # Autocast's copy of a trainable weight lives in its cache: moving it frees nothing. That
         # of a frozen weight is made for this call alone, and moves like any other saved tensor.
@@ -169,8 +172,10 @@ class Recorder:
             # The local tensors of a DTensor, say: sizes and bytes are theirs, not the global ones.
             parameter = self._is_parameter(tensor)
             return WrappedTensor(tensor, lambda inner: self._pack_inner(inner, parameter=parameter))
-        kept = KeptTensor(self.group, tensor)
-        self.kept_bytes[KeepReason.UNSUPPORTED] += tensor.numel() * tensor.itemsize
+        kept = KeptTensor(self._origin, self.group.fqn, tensor)
+        nbytes = tensor.numel() * tensor.itemsize
+        reason = KeepReason.UNSUPPORTED
+        self.kept_bytes[reason] = self.kept_bytes.get(reason, 0) + nbytes
         return kept
 
     def _pack_inner(
@@ -180,6 +185,12 @@ class Recorder:
         if type(tensor) in _PLAIN and tensor.layout is torch.strided:
             return self._pack_plain(tensor, parameter=parameter)
         return self._pack_special(tensor)
+
+
+def _is_parameter_type(tensor: torch.Tensor) -> bool:
+    # `isinstance` runs Python code for Parameter, and a plain tensor never is one.
+    kind = type(tensor)
+    return kind is nn.Parameter or (kind is not torch.Tensor and isinstance(tensor, nn.Parameter))
 
 
 def _span_bytes(tensor: torch.Tensor) -> int:

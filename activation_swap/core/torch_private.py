@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "base_of",
     "compiled_call",
+    "copy_all",
     "drop_forward_hooks",
     "forward_pre_hooks",
     "free_pinned_cache",
@@ -122,6 +123,12 @@ def wait_for_collective(tensor: torch.Tensor) -> torch.Tensor:
     """Return the finished tensor of an asynchronous collective; any other tensor as it is."""
     wait = getattr(tensor, "trigger_wait", None)
     return tensor if wait is None else wait()
+
+
+def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copy each source to its target without blocking: one call from Python (2.1+)."""
+    if targets:
+        torch._foreach_copy_(targets, sources, non_blocking=True)
 
 
 def free_pinned_cache() -> None:

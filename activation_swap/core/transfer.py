@@ -74,7 +74,7 @@ class Transfer(Protocol):
         stream: Any,
         after: Iterable[Fence],
     ) -> Fence:
-        """Launch device-to-host copies, each a (device, host) pair of ``uint8`` tensors.
+        """Launch device-to-host copies, each a (device, host) pair of equal flat tensors.
 
         The copies start when what ``stream`` has queued so far and every fence of ``after`` are
         complete.
@@ -87,7 +87,7 @@ class Transfer(Protocol):
         stream: Any,
         after: Iterable[Fence],
     ) -> Fence:
-        """Launch host-to-device copies, each a (device, host) pair of ``uint8`` tensors.
+        """Launch host-to-device copies, each a (device, host) pair of equal flat tensors.
 
         The copies start when what ``stream`` has queued so far (the last use of the memory that
         the targets were allocated from) and every fence of ``after`` are complete.
