@@ -79,7 +79,8 @@ class ActivationSwapError(Exception):
 
     def within(self, prefix: str) -> ActivationSwapError:
         """Return this error with ``prefix`` before the place that it is about."""
-        return _rebuild(self.reason, self._data() | {"where": f"{prefix}{self.where or ''}"})
+        where = prefix.rstrip(".") if self.where is None else prefix + self.where
+        return _rebuild(self.reason, self._data() | {"where": where})
 
     def _data(self) -> dict[str, Any]:
         return {

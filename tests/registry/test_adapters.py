@@ -1,0 +1,232 @@
+"""Registering adapters by hand and by entry point; a model class of one's own."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch import nn
+
+from activation_swap import registry
+from activation_swap._registry import Registry
+from activation_swap.adapters import BUILT_IN, Adapter, Inspection, compare
+from activation_swap.core.site import Site
+from activation_swap.errors import ActivationSwapError, Reason, RejectedError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from activation_swap import TrainingSetup
+
+pytestmark = pytest.mark.unit
+
+
+class Attention(nn.Module):
+    """Something to swap."""
+
+
+class Model(nn.Module):
+    """A model that no built-in adapter knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = Attention()
+
+
+class ModelAdapter:
+    """Serves :class:`Model`."""
+
+    mode = "attention"
+    model_classes = (f"{Model.__module__}.Model",)
+
+    def inspect(self, model: nn.Module, *, setup: TrainingSetup) -> Inspection:
+        """Return the one site."""
+        attention = model.get_submodule("attention")
+        site = Site(fqn="attention", module=attention, owners=(model,))
+        kind = type(attention).__name__
+        check = compare(
+            Reason.FOREIGN_CLASS, "class", expected="Attention", found={"attention": kind}
+        )
+        return Inspection(sites=(site,), checks=(check,), notices=(f"pp_size {setup.pp_size}",))
+
+
+ADAPTER = ModelAdapter()
+
+
+@pytest.fixture
+def fresh() -> Registry:
+    return Registry(BUILT_IN)
+
+
+def declare(tmp_path: Path, value: str, *, name: str = "sample") -> None:
+    """Write what installing a package with this entry point leaves in site-packages."""
+    info = tmp_path / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[activation_swap.adapters]\n{name} = {value}\n")
+
+
+def test_this_release_serves_one_class() -> None:
+    assert registry.model_classes == (
+        "transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeForCausalLM",
+    )
+    assert all(isinstance(adapter, Adapter) for adapter in BUILT_IN)
+
+
+def test_a_registered_adapter_serves_its_class(fresh: Registry) -> None:
+    fresh.register(ADAPTER)
+    model = Model()
+
+    explanation = fresh.explain(model)
+    assert explanation.supported
+    assert explanation.notices == ("pp_size 1",)
+    with pytest.warns(UserWarning, match="pp_size 1"):
+        assert fresh.apply("attention", model).active
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
+def test_its_refusals_are_raised_and_the_guards_run(fresh: Registry) -> None:
+    fresh.register(ADAPTER)
+    model = Model()
+    model.attention = nn.Identity()  # type: ignore[assignment]
+    model.compile()
+
+    with pytest.raises(RejectedError) as refusal:
+        fresh.apply("attention", model)
+
+    assert refusal.value.reason is Reason.COMPILED_MODEL
+    assert any("AS204 attention" in line for line in refusal.value.trace)
+
+
+def test_registries_are_separate(fresh: Registry) -> None:
+    fresh.register(ADAPTER)
+
+    with pytest.raises(RejectedError):
+        registry.apply("attention", Model())
+
+
+@pytest.mark.parametrize(
+    ("adapter", "found"),
+    [
+        (object(), "a object without mode, model_classes or inspect"),
+        (type("A", (ModelAdapter,), {"mode": "mlp"})(), "mode 'mlp'"),
+        (type("A", (ModelAdapter,), {"mode": None})(), "mode None"),
+        (type("A", (ModelAdapter,), {"model_classes": ()})(), "model_classes ()"),
+        (type("A", (ModelAdapter,), {"model_classes": "a.B"})(), "model_classes 'a.B'"),
+        (type("A", (ModelAdapter,), {"model_classes": ("Model",)})(), "model_classes ('Model',)"),
+        (type("A", (ModelAdapter,), {"model_classes": (Model,)})(), "model_classes (<class "),
+    ],
+)
+def test_what_is_not_an_adapter_is_refused(fresh: Registry, adapter: Any, found: str) -> None:
+    before = fresh.model_classes
+
+    with pytest.raises(RejectedError) as refusal:
+        fresh.register(adapter)
+
+    assert refusal.value.reason is Reason.INVALID_ADAPTER
+    assert refusal.value.found.startswith(found)
+    assert fresh.model_classes == before
+
+
+def test_a_class_has_one_adapter_and_a_refused_one_adds_nothing(fresh: Registry) -> None:
+    greedy = type("A", (ModelAdapter,), {"model_classes": ("a.B", *registry.model_classes)})()
+
+    with pytest.raises(RejectedError) as refusal:
+        fresh.register(greedy)
+
+    assert refusal.value.reason is Reason.DUPLICATE_ADAPTER
+    assert refusal.value.where == registry.model_classes[0]
+    assert fresh.model_classes == registry.model_classes
+
+
+def test_an_entry_point_is_loaded_only_when_it_is_needed(
+    fresh: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any
+) -> None:
+    (tmp_path / "sample_adapter.py").write_text(
+        "from tests.registry.test_adapters import ADAPTER as adapter\n"
+    )
+    declare(tmp_path, "sample_adapter:adapter")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    assert fresh.explain(model).supported
+    assert fresh.model_classes == registry.model_classes
+
+    module = __import__("tests.registry.test_adapters", fromlist=["Model"])
+    for _ in range(2):
+        assert fresh.explain(module.Model()).supported
+    assert len(fresh.model_classes) == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("no_such_module_here:adapter", "ModuleNotFoundError: No module named"),
+        ("json:adapter", "AttributeError: module 'json' has no attribute 'adapter'"),
+    ],
+)
+def test_a_broken_entry_point_is_named(
+    fresh: Registry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    value: str,
+    found: str,
+) -> None:
+    declare(tmp_path, value)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    with pytest.raises(RejectedError) as refusal:
+        fresh.apply("attention", Model())
+
+    assert refusal.value.reason is Reason.BROKEN_ENTRY_POINT
+    assert refusal.value.found.startswith(found)
+    assert value in str(refusal.value.where)
+
+
+@pytest.fixture
+def model() -> Any:
+    from activation_swap.compat.canary import tiny_model
+
+    return tiny_model()
+
+
+def test_the_explanation_reads_well(model: Any) -> None:
+    text = str(registry.explain(model))
+
+    assert text.startswith("activation_swap: attention: 2 attention modules\n")
+    assert "\n  ok     back end: pytorch\n" in text
+    assert "\n  ok     number of layers: 2\n" in text
+
+    model.model.layers[0].gradient_checkpointing = True
+    text = str(registry.explain(model))
+
+    assert text.startswith("activation_swap: attention: refused\n")
+    assert re.search(
+        r"\n  AS303  gradient checkpointing: on, at model.layers.0\n +expected off\n", text
+    )
+
+
+def test_the_explanation_ends_with_its_notices(fresh: Registry) -> None:
+    fresh.register(ADAPTER)
+
+    assert str(fresh.explain(Model())).endswith("\n  note   pp_size 1")
+
+
+def test_an_error_keeps_its_parts() -> None:
+    error = Reason.NO_ATTENTION.error(found="none", where="model", trace=("one",))
+    other = Reason.QUANTIZED_MODEL.error(found="4 bits")
+
+    both = error.also([other])
+
+    assert isinstance(both, ActivationSwapError)
+    assert both.trace == (
+        "one",
+        (
+            "AS308 the model is quantized: found 4 bits, "
+            "expected floating-point weights; quantized ones are untested"
+        ),
+    )
+    assert error.also([]).trace == error.trace
+    assert error.within("stages[0].").where == "stages[0].model"
+    assert other.within("stages[0].").where == "stages[0]"
+    assert str(both).count("also:") == 2
