@@ -1,0 +1,119 @@
+"""The public surface, frozen: a change here is a change of the API."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+import pytest
+
+import activation_swap
+from activation_swap import KeepReason, Swap, SwapPolicy, SwapStats, TrainingSetup, adapters, errors
+from activation_swap._registry import Registry
+
+pytestmark = pytest.mark.unit
+
+
+def test_names_of_the_package() -> None:
+    assert activation_swap.__all__ == [
+        "ActivationSwapError",
+        "KeepReason",
+        "Swap",
+        "SwapPolicy",
+        "SwapStats",
+        "TrainingSetup",
+        "errors",
+        "registry",
+    ]
+    assert all(hasattr(activation_swap, name) for name in activation_swap.__all__)
+    assert isinstance(activation_swap.registry, Registry)
+
+
+def test_names_of_errors_and_adapters() -> None:
+    assert errors.__all__ == [
+        "ActivationSwapError",
+        "InPlaceChangeError",
+        "Reason",
+        "RejectedError",
+        "SwapStateError",
+        "UnsupportedBackendError",
+    ]
+    assert adapters.__all__ == ["BUILT_IN", "Adapter", "Check", "Inspection", "compare"]
+
+
+@pytest.mark.parametrize(
+    ("call", "signature"),
+    [
+        (
+            Registry.apply,
+            (
+                "(self, mode: 'str', model: 'nn.Module | Sequence[nn.Module]', *, "
+                "setup: 'TrainingSetup | None' = None, policy: 'SwapPolicy | None' = None) "
+                "-> 'Swap'"
+            ),
+        ),
+        (
+            Registry.explain,
+            (
+                "(self, model: 'nn.Module | Sequence[nn.Module]', *, "
+                "setup: 'TrainingSetup | None' = None) -> 'Explanation'"
+            ),
+        ),
+        (Registry.register, "(self, adapter: 'Adapter') -> 'None'"),
+        (
+            TrainingSetup,
+            (
+                "(*, backend: 'str' = 'pytorch', pp_size: 'int' = 1, compile: 'bool' = False, "
+                "activation_checkpoint: 'str' = 'off') -> None"
+            ),
+        ),
+    ],
+)
+def test_signatures(call: object, signature: str) -> None:
+    assert callable(call)
+    assert str(inspect.signature(call)) == signature
+
+
+def test_fields_of_the_policy_and_their_defaults() -> None:
+    assert dataclasses.asdict(SwapPolicy()) == {
+        "min_bytes": 1 << 20,
+        "min_coverage": 0.5,
+        "keep_last": True,
+        "narrow": True,
+        "slab_bytes": 64 << 20,
+        "max_host_bytes": None,
+    }
+
+
+@pytest.mark.parametrize("cls", [TrainingSetup, SwapPolicy, SwapStats])
+def test_values_are_frozen_and_keyword_only(cls: type) -> None:
+    value = cls()
+
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(value, dataclasses.fields(cls)[0].name, 1)
+    with pytest.raises(TypeError):
+        cls(1)
+
+
+def test_fields_of_the_stats() -> None:
+    promised = {
+        "offloaded_bytes",
+        "reloaded_bytes",
+        "offloaded_storages",
+        "saved_bytes",
+        "reload_misses",
+        "late_releases",
+        "live_groups",
+        "host_bytes_in_use",
+        "host_bytes_reserved",
+        "kept_bytes",
+    }
+
+    assert promised <= {field.name for field in dataclasses.fields(SwapStats)}
+    assert all(isinstance(reason.value, str) for reason in KeepReason)
+
+
+def test_what_a_swap_offers() -> None:
+    offered = {name for name in vars(Swap) if not name.startswith("_")}
+
+    assert offered == {"active", "attach", "groups", "remove", "reset_stats", "stats"}
