@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from activation_swap.core.torch_private import copy_all, free_pinned_cache
-from activation_swap.core.transfer import Fence
+from activation_swap.core.transfer import Fence, StagedIn, staged_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from activation_swap.core.transfer import Move
 
 __all__ = ["AcceleratorTransfer"]
 
@@ -60,7 +62,7 @@ class AcceleratorTransfer:
 
     def offload(
         self,
-        pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        moves: Sequence[Move],
         *,
         stream: torch.Stream,
         after: Iterable[Fence],
@@ -74,13 +76,16 @@ class AcceleratorTransfer:
             if fence.lane != self._d2h_lane:
                 d2h.wait_event(fence.event)
         with d2h:
+            # What narrowing allocates is made, read and freed on this stream, in order; and it
+            # runs beside compute, not before it.
+            pairs = staged_out(moves)
             copy_all([host for _, host in pairs], [device for device, _ in pairs])
         self._d2h_sequence += 1
         return Fence(self._d2h_lane, self._d2h_sequence, d2h.record_event())
 
     def reload(
         self,
-        pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        moves: Sequence[Move],
         *,
         stream: torch.Stream,
         after: Iterable[Fence],
@@ -94,7 +99,10 @@ class AcceleratorTransfer:
             if fence.lane != self._h2d_lane:
                 h2d.wait_event(fence.event)
         with h2d:
+            staged = StagedIn(moves)
+            pairs = staged.pairs
             copy_all([device for device, _ in pairs], [host for _, host in pairs])
+            staged.finish()
         self._h2d_sequence += 1
         return Fence(self._h2d_lane, self._h2d_sequence, h2d.record_event())
 

@@ -13,10 +13,9 @@ import torch
 from activation_swap._stats import KeepReason
 from activation_swap.core.counters import Counters
 from activation_swap.core.group import Group, GroupState, SavedStorage
-from activation_swap.core.narrowing import narrow, widen
 from activation_swap.core.pinned_pool import aligned
 from activation_swap.core.torch_private import profiling
-from activation_swap.core.transfer import Copy
+from activation_swap.core.transfer import Copy, Move
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -87,7 +86,6 @@ class Engine:
             group.move_to(GroupState.OFFLOADED)
             group.copy.join()
             group.copy = None
-            self._counters.lose(group.device_bytes)
             for storage in group.live_storages():
                 if storage.unchanged():
                     self._counters.saved_bytes += storage.nbytes
@@ -95,6 +93,7 @@ class Engine:
                 else:
                     # A change that was queued before the join may have run beside the copy.
                     self._keep_changed(group, storage)
+            self._counters.lose(group.device_bytes)
 
     def launch_reload(self, group: Group) -> None:
         """Launch the reload of an offloaded group; does nothing in any other state."""
@@ -114,9 +113,6 @@ class Engine:
                 if current != group.stream:
                     # The backward runs on another stream than the one that owns the memory.
                     transfer.wait(current, fence)
-                for storage in group.live_storages():
-                    if storage.narrow and storage.flat is not None:
-                        storage.flat = widen(storage.flat)
                 group.move_to(GroupState.RESIDENT)
 
     def begin_backward(self, group: Group) -> None:
@@ -190,13 +186,10 @@ class Engine:
             self._warn_of_host_memory(group, nbytes)
             return False
         group.stream = stream = link.transfer.compute_stream()
-        sources = []
-        for storage in moving:
-            whole = storage.whole()
-            sources.append(narrow(whole) if storage.narrow else whole)
+        sources = [storage.whole() for storage in moving]
         with _range("offload", group):
             fence = link.transfer.offload(
-                _pairs(moving, sources, block), stream=stream, after=block.fences
+                _moves(moving, sources, block), stream=stream, after=block.fences
             )
         block.fences = (fence,)
         group.block = block
@@ -210,6 +203,7 @@ class Engine:
         # It keeps its aliases, and so autograd's own behaviour: an error if, and only if, backward
         # needs a save that was changed after it.
         group.device_bytes -= storage.nbytes
+        self._counters.lose(storage.nbytes)
         self._counters.kept_bytes[KeepReason.CHANGED] += storage.nbytes
 
     def _reload(self, group: Group) -> None:
@@ -224,7 +218,7 @@ class Engine:
             targets = [_target(storage, transfer.device) for storage in storages]
         with _range("reload", group):
             fence = transfer.reload(
-                _pairs(storages, targets, block), stream=group.stream, after=block.fences
+                _moves(storages, targets, block), stream=group.stream, after=block.fences
             )
         for storage, target in zip(storages, targets, strict=True):
             storage.flat = target
@@ -250,28 +244,26 @@ class Engine:
 
 
 def _target(storage: SavedStorage, device: torch.device) -> torch.Tensor:
-    dtype = torch.int16 if storage.narrow else storage.dtype
-    if storage.link_bytes % dtype.itemsize:
-        dtype = torch.uint8
-    return torch.empty(storage.link_bytes // dtype.itemsize, dtype=dtype, device=device)
+    dtype = storage.dtype if storage.nbytes % storage.dtype.itemsize == 0 else torch.uint8
+    return torch.empty(storage.nbytes // dtype.itemsize, dtype=dtype, device=device)
 
 
-def _pairs(
+def _moves(
     storages: Sequence[SavedStorage], tensors: Sequence[torch.Tensor], block: HostBlock
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Pair each flat device tensor with its place in the block, cut where the block is."""
-    pairs = []
-    for storage, tensor in zip(storages, tensors, strict=True):
-        host = block.flat(storage.offset, storage.link_bytes, tensor.dtype)
-        if host is not None:
-            pairs.append((tensor, host))
-            continue
-        octets = tensor.view(torch.uint8)
-        pairs += [
-            (octets[start : start + piece.numel()], piece)
-            for start, piece in block.spans(storage.offset, storage.link_bytes)
-        ]
-    return pairs
+) -> list[Move]:
+    """Give each flat device tensor its place in the block."""
+    return [
+        Move(
+            tensor,
+            block.tensors(
+                storage.offset,
+                storage.link_bytes,
+                torch.int16 if storage.narrow else tensor.dtype,
+            ),
+            storage.narrow,
+        )
+        for storage, tensor in zip(storages, tensors, strict=True)
+    ]
 
 
 def _range(verb: str, group: Group) -> Any:

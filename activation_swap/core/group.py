@@ -162,7 +162,8 @@ class SavedStorage:
 
     def unchanged(self) -> bool:
         """Whether no save's tensor was changed in place since it was saved."""
-        return all([alias._version == version for alias, version in self.aliases or ()])
+        changed = [alias for alias, version in self.aliases or () if alias._version != version]
+        return not changed
 
     def whole(self) -> torch.Tensor:
         """Return the original storage as a flat tensor that shares its memory."""

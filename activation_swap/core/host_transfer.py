@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from activation_swap.core.transfer import Fence
+from activation_swap.core.transfer import Fence, StagedIn, staged_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from activation_swap.core.transfer import Move
 
 __all__ = ["HostTransfer"]
 
@@ -43,26 +45,28 @@ class HostTransfer:
 
     def offload(
         self,
-        pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        moves: Sequence[Move],
         *,
         stream: None,  # noqa: ARG002 - protocol
         after: Iterable[Fence],  # noqa: ARG002 - complete by construction
     ) -> Fence:
-        """Copy each device tensor into its host tensor."""
-        for device, host in pairs:
+        """Copy each device tensor into its host tensors."""
+        for device, host in staged_out(moves):
             host.copy_(device)
         return Fence("d2h", next(self._sequence), None)
 
     def reload(
         self,
-        pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        moves: Sequence[Move],
         *,
         stream: None,  # noqa: ARG002 - protocol
         after: Iterable[Fence],  # noqa: ARG002 - complete by construction
     ) -> Fence:
-        """Copy each host tensor into its device tensor."""
-        for device, host in pairs:
+        """Copy each device tensor from its host tensors."""
+        staged = StagedIn(moves)
+        for device, host in staged.pairs:
             device.copy_(host)
+        staged.finish()
         return Fence("h2d", next(self._sequence), None)
 
     def wait(self, stream: None, fence: Fence) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from activation_swap.core.torch_private import input_dtype_of_cast
 
-__all__ = ["is_upcast", "narrow", "widen"]
+__all__ = ["is_upcast", "narrow", "widen_into"]
 
 _HIGH_HALF = 1 if sys.byteorder == "little" else 0
 
@@ -33,9 +33,9 @@ def narrow(flat: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.int16)[_HIGH_HALF::2].contiguous()
 
 
-def widen(halves: torch.Tensor) -> torch.Tensor:
-    """Return the fp32[n] whose upper halves are ``halves`` int16[n] and whose lower ones are 0.
+def widen_into(halves: torch.Tensor, flat: torch.Tensor) -> None:
+    """Fill ``flat`` fp32[n] with upper halves ``halves`` int16[n] and lower halves of zero.
 
     The conversion from bf16 is a shift by 16 bits, for NaNs as well.
     """
-    return halves.view(torch.bfloat16).to(torch.float32)
+    flat.copy_(halves.view(torch.bfloat16))

@@ -7,12 +7,12 @@ from collections import deque
 from threading import RLock
 from typing import TYPE_CHECKING
 
+import torch
+
 from activation_swap.core.transfer import Fence, merge_fences
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import torch
+    from collections.abc import Callable
 
 __all__ = ["ALIGNMENT", "HostBlock", "PinnedPool", "aligned"]
 
@@ -57,31 +57,21 @@ class HostBlock:
         self.nbytes = nbytes
         self.fences = fences
 
-    def spans(self, start: int, nbytes: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield (offset from ``start``, ``uint8`` tensor) for each piece of a byte range."""
-        position = 0
+    def tensors(self, start: int, nbytes: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        """Return a byte range: as one ``dtype[n]``, or as ``uint8`` pieces where it is cut."""
         stop = start + nbytes
-        for slab, (_, first, last) in zip(self._slabs, self._pieces, strict=True):
-            size = last - first
-            low, high = max(start, position), min(stop, position + size)
-            if low < high:
-                begin = first + low - position
-                yield low - start, slab[begin : begin + high - low]
-            position += size
-            if position >= stop:
-                return
-
-    def flat(self, start: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor | None:
-        """Return a byte range as ``dtype[n]``, or ``None`` where it is cut over several pieces."""
+        found: list[tuple[torch.Tensor, int, int, int]] = []
         position = 0
         for slab, (index, first, last) in zip(self._slabs, self._pieces, strict=True):
-            following = position + last - first
-            if start < following:
-                if start + nbytes > following:
-                    return None
-                return self._pool.view(slab, index, first + start - position, nbytes, dtype)
-            position = following
-        return None
+            low, high = max(start, position), min(stop, position + last - first)
+            if low < high:
+                found.append((slab, index, first + low - position, high - low))
+            position += last - first
+            if position >= stop:
+                break
+        if len(found) > 1:
+            dtype = torch.uint8
+        return tuple(self._pool.view(*place, dtype) for place in found)
 
     def __del__(self) -> None:
         self._pool.give_back(self._pieces, self.fences)

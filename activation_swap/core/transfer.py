@@ -2,14 +2,65 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+
+from activation_swap.core.narrowing import narrow, widen_into
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    import torch
+__all__ = ["Copy", "Fence", "Move", "StagedIn", "Transfer", "merge_fences", "staged_out"]
 
-__all__ = ["Copy", "Fence", "Transfer", "merge_fences"]
+
+class Move(NamedTuple):
+    """One storage's way over the link, in either direction.
+
+    Attributes:
+        device: All of the storage on the device, flat.
+        host: Its host bytes as flat tensors: one of the same dtype, or several of ``uint8`` where
+            the bytes are cut over pieces.
+        narrow: Whether the upper halves of ``device`` (fp32) travel instead.
+    """
+
+    device: torch.Tensor
+    host: tuple[torch.Tensor, ...]
+    narrow: bool
+
+    def pairs_with(self, staged: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Pair the device tensor that travels with its host tensors, cut where they are."""
+        if len(self.host) == 1:
+            return [(staged, self.host[0])]
+        octets = torch.split(staged.view(torch.uint8), [piece.numel() for piece in self.host])
+        return list(zip(octets, self.host, strict=True))
+
+
+def staged_out(moves: Iterable[Move]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return (device, host) pairs to copy out, narrowed on the current stream where asked for."""
+    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for move in moves:
+        pairs += move.pairs_with(narrow(move.device) if move.narrow else move.device)
+    return pairs
+
+
+class StagedIn:
+    """(device, host) pairs to copy in, and what is left to do once they have arrived."""
+
+    def __init__(self, moves: Iterable[Move]) -> None:
+        self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._halves: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for move in moves:
+            target = move.device
+            if move.narrow:
+                target = torch.empty(target.numel(), dtype=torch.int16, device=target.device)
+                self._halves.append((target, move.device))
+            self.pairs += move.pairs_with(target)
+
+    def finish(self) -> None:
+        """Widen what travelled narrow, on the current stream."""
+        for halves, target in self._halves:
+            widen_into(halves, target)
 
 
 class Fence:
@@ -69,12 +120,12 @@ class Transfer(Protocol):
 
     def offload(
         self,
-        pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        moves: Sequence[Move],
         *,
         stream: Any,
         after: Iterable[Fence],
     ) -> Fence:
-        """Launch device-to-host copies, each a (device, host) pair of equal flat tensors.
+        """Launch device-to-host copies.
 
         The copies start when what ``stream`` has queued so far and every fence of ``after`` are
         complete.
@@ -82,12 +133,12 @@ class Transfer(Protocol):
 
     def reload(
         self,
-        pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        moves: Sequence[Move],
         *,
         stream: Any,
         after: Iterable[Fence],
     ) -> Fence:
-        """Launch host-to-device copies, each a (device, host) pair of equal flat tensors.
+        """Launch host-to-device copies.
 
         The copies start when what ``stream`` has queued so far (the last use of the memory that
         the targets were allocated from) and every fence of ``after`` are complete.
