@@ -114,7 +114,12 @@ class MicrobatchGroups:
         chunk = _Chunk(GroupKey(*key), keep)
         with self._lock:
             known = self._chunks.get(chunk.key)
-            if known is not None and known.state is ChunkState.RECORDING:
+            # A group that stays whole has nothing to launch, and so nothing that closes it.
+            if (
+                known is not None
+                and known.state is ChunkState.RECORDING
+                and known.keep is not Keep.ALL
+            ):
                 raise _illegal(verb="set_group", key=chunk.key, state=known.state)
             self._chunks[chunk.key] = chunk
         self._current.chunk = chunk

@@ -15,7 +15,6 @@ from torch.nn import functional
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from activation_swap.trainer.stage import Stage, prune
-from activation_swap.trainer.stage_split import split_layers
 from tests.schedule.fake_world import SCHEDULES, stage_indices
 
 if TYPE_CHECKING:
@@ -31,8 +30,8 @@ def loss_of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
-def tiny_model(layers: int, dtype: torch.dtype) -> Qwen3MoeForCausalLM:
-    """Return the whole model; every rank builds the same weights."""
+def tiny_model(layers: int, dtype: torch.dtype, *, seed: int) -> Qwen3MoeForCausalLM:
+    """Return a model with seeded weights."""
     config = Qwen3MoeConfig(
         vocab_size=VOCABULARY,
         hidden_size=64,
@@ -46,7 +45,7 @@ def tiny_model(layers: int, dtype: torch.dtype) -> Qwen3MoeForCausalLM:
         num_experts_per_tok=2,
         decoder_sparse_step=1,
     )
-    torch.manual_seed(7)
+    torch.manual_seed(seed)
     return Qwen3MoeForCausalLM(config).to(dtype).train()
 
 
@@ -94,14 +93,13 @@ class Pipeline:
         self._log = [] if log is None else log
         rank, size = dist.get_rank(), dist.get_world_size()
         count = size * SCHEDULES[name]
-        split = split_layers(count * layers_per_stage, count)
         self.microbatches = microbatches
         self.modules = []
         stages = []
         for index in stage_indices(name, rank, size):
             ends = {"first": index == 0, "last": index == count - 1}
-            whole = tiny_model(count * layers_per_stage, dtype)
-            self.modules.append(prune(whole, split[index], **ends))
+            model = tiny_model(layers_per_stage, dtype, seed=index)
+            self.modules.append(prune(model, range(layers_per_stage), **ends))
             module = Stage(self.modules[-1], **ends)
             stages.append(PipelineStage(module, index, count, torch.device("cpu")))
         self.stages = stages

@@ -122,6 +122,7 @@ class ScheduleRunner:
         self._calls: list[Action] = []
         self._failed = False
         self._in_flight: set[GroupKey] = set()
+        self._open: set[GroupKey] = set()
         self._offloading: dict[GroupKey, None] = {}
         self._reloading: set[GroupKey] = set()
 
@@ -133,6 +134,7 @@ class ScheduleRunner:
         self._verbs.abort()
         self._mode = _Mode.ON_DEMAND
         self._failed = True
+        self._open.clear()
         self._offloading.clear()
         self._reloading.clear()
 
@@ -187,7 +189,7 @@ class ScheduleRunner:
     def _enter_on_demand(self, action: Action) -> None:
         self._calls.append(action)
         if action.kind is Kind.FORWARD:
-            self._verbs.set_group(action.key, keep=Keep.NOTHING)
+            self._set_group(action.key, Keep.NOTHING)
             return
         if action.key in self._offloading:
             self._wait_offload(action.key)
@@ -197,11 +199,20 @@ class ScheduleRunner:
 
     def _exit_on_demand(self, action: Action) -> None:
         waiting = list(self._offloading)
-        if action.kind is Kind.FORWARD:
-            self._offloading[action.key] = None
-            self._verbs.launch_offload(action.key)
+        # A failure in another thread may have aborted this forward's group.
+        if action.kind is Kind.FORWARD and action.key in self._open:
+            self._launch_offload(action.key)
         for key in waiting:
             self._wait_offload(key)
+
+    def _set_group(self, key: GroupKey, keep: Keep) -> None:
+        self._open.add(key)
+        self._verbs.set_group(key, keep=keep)
+
+    def _launch_offload(self, key: GroupKey) -> None:
+        self._open.discard(key)
+        self._offloading[key] = None
+        self._verbs.launch_offload(key)
 
     def _wait_offload(self, key: GroupKey) -> None:
         del self._offloading[key]
@@ -211,10 +222,9 @@ class ScheduleRunner:
         key, verbs = action.key, self._verbs
         match action.kind:
             case Kind.SET_GROUP:
-                verbs.set_group(key, keep=action.keep)
+                self._set_group(key, action.keep)
             case Kind.OFFLOAD:
-                self._offloading[key] = None
-                verbs.launch_offload(key)
+                self._launch_offload(key)
             case Kind.WAIT_OFFLOAD:
                 self._wait_offload(key)
             case Kind.RELOAD:
