@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 
 from activation_swap.errors import Reason
-from activation_swap.trainer.data import Position
+from activation_swap.trainer.stream import Position
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,7 +16,7 @@ from activation_swap.trainer.checkpoint import (
     restore_checkpoint,
     write_checkpoint,
 )
-from activation_swap.trainer.data import TokenStream, open_corpus
+from activation_swap.trainer.corpus import open_corpus
 from activation_swap.trainer.device import (
     determinism,
     peak_device_bytes,
@@ -27,6 +27,7 @@ from activation_swap.trainer.metrics import MetricsFile
 from activation_swap.trainer.model import build_model
 from activation_swap.trainer.optimizer import build_optimizer
 from activation_swap.trainer.progress import step_progress
+from activation_swap.trainer.stream import TokenStream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,8 +20,8 @@ from activation_swap.trainer.checkpoint import (
     write_checkpoint,
 )
 from activation_swap.trainer.config import AdamWSection
-from activation_swap.trainer.data import Position
 from activation_swap.trainer.optimizer import AdamW
+from activation_swap.trainer.stream import Position
 
 if TYPE_CHECKING:
     from collections.abc import Callable

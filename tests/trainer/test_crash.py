@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.level0
 
 STEPS = 30
+# One thread each: the processes are many and small.
+PYTHON = ["env", "OMP_NUM_THREADS=1", sys.executable]
 
 # Saves one checkpoint after the other: eight files that all hold the step.
 WRITER = """
@@ -60,9 +62,7 @@ def test_killed_writer_leaves_whole_checkpoints(tmp_path: Path) -> None:
     moments = random.Random(0)  # noqa: S311 - not for security
     reached, unfinished = 0, 0
     for _ in range(6):
-        process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE
-        )
+        process = subprocess.Popen([*PYTHON, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE)
         with process:
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
@@ -78,7 +78,7 @@ def test_killed_writer_leaves_whole_checkpoints(tmp_path: Path) -> None:
 
 def trainer_command(config: Path, *arguments: str) -> list[str]:
     module = "activation_swap.trainer"
-    return [sys.executable, "-m", module, "train", str(config), *arguments]
+    return [*PYTHON, "-m", module, "train", str(config), *arguments]
 
 
 def run_config(directory: Path, text: Path) -> Path:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from activation_swap.errors import Reason, RejectedError
 from activation_swap.trainer.config import DataSection
-from activation_swap.trainer.data import Corpus, Position, TokenStream, open_corpus
+from activation_swap.trainer.corpus import Corpus, open_corpus
+from activation_swap.trainer.stream import Position, TokenStream
 
 pytestmark = pytest.mark.unit
 

@@ -1,4 +1,4 @@
-"""Text files as an endless stream of tokens whose position can be saved."""
+"""The text of a run: which files, in which order, turned into tokens how."""
 
 from __future__ import annotations
 
@@ -20,23 +20,10 @@ if TYPE_CHECKING:
 
     from activation_swap.trainer.config import DataSection
 
-__all__ = ["Corpus", "Position", "TokenStream", "open_corpus"]
+__all__ = ["Corpus", "open_corpus"]
 
 _BYTES = 256
 _END_OF_DOCUMENT = b"\0"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Position:
-    """Where a stream stands.
-
-    Attributes:
-        document: Index of the document.
-        offset: Tokens of it that were taken.
-    """
-
-    document: int = 0
-    offset: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,47 +41,6 @@ class Corpus:
     encode: Callable[[bytes], torch.Tensor]
     vocab_size: int
     digest: str
-
-
-class TokenStream:
-    """Reads a corpus document by document, and again from the start when it ends."""
-
-    def __init__(self, corpus: Corpus, position: Position | None = None) -> None:
-        self._corpus = corpus
-        self._position = Position() if position is None else position
-        self._tokens = self._read(self._position.document)
-
-    @property
-    def position(self) -> Position:
-        """Where the next token comes from."""
-        return self._position
-
-    def take(self, *, batch_size: int, sequence_length: int) -> torch.Tensor:
-        """Return the next tokens.
-
-        Args:
-            batch_size: Number of sequences.
-            sequence_length: Tokens per sequence.
-
-        Returns:
-            Token ids ``[batch_size, sequence_length]``, int64 on the CPU.
-        """
-        parts: list[torch.Tensor] = []
-        missing = batch_size * sequence_length
-        document, offset = self._position.document, self._position.offset
-        while missing > 0:
-            if offset == len(self._tokens):
-                document, offset = (document + 1) % len(self._corpus.documents), 0
-                self._tokens = self._read(document)
-            part = self._tokens[offset : offset + missing]
-            parts.append(part)
-            offset += len(part)
-            missing -= len(part)
-        self._position = Position(document=document, offset=offset)
-        return torch.cat(parts).view(batch_size, sequence_length)
-
-    def _read(self, document: int) -> torch.Tensor:
-        return self._corpus.encode(self._corpus.documents[document].read_bytes())
 
 
 def open_corpus(section: DataSection, *, vocab_size: int) -> Corpus:
