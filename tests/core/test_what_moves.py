@@ -1,0 +1,121 @@
+"""Exactly the storages that attention alone saves move; nothing else of the model does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from activation_swap import KeepReason, SwapPolicy
+from activation_swap.core.recorder import Recorder
+from tests.core.oracle import eligible_bytes, saves_of
+from tests.models import build, forward, step, swapped, tokens, twins
+
+pytestmark = pytest.mark.usefixtures("exact")
+
+MOVES_ALL = SwapPolicy(min_bytes=1, min_coverage=0.0, keep_last=False, narrow=False)
+
+
+@pytest.fixture
+def packed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, torch.Tensor]]:
+    """Collect every tensor that any recorder packs, with the name of its attention."""
+    seen: list[tuple[str, torch.Tensor]] = []
+    pack = Recorder.pack
+
+    def spy(self: Recorder, tensor: torch.Tensor) -> Any:
+        seen.append((self.group.fqn, tensor.detach()))
+        return pack(self, tensor)
+
+    monkeypatch.setattr(Recorder, "pack", spy)
+    return seen
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_bytes_are_those_of_an_independent_account(
+    device: torch.device, dtype: torch.dtype, attention: str
+) -> None:
+    model = build(dtype=dtype, attention=attention, device=device)
+    ids = tokens(model)
+    expected = saves_of(model, lambda: forward(model, ids))
+    with swapped(model, MOVES_ALL) as swap:
+        step(model, ids)
+        stats = swap.stats()
+    assert stats.offloaded_bytes == sum(sum(call.moving.values()) for call in expected)
+    assert stats.offloaded_storages == sum(len(call.moving) for call in expected)
+    assert stats.kept_bytes == {
+        KeepReason.ARGUMENT: sum(sum(call.arguments.values()) for call in expected),
+        KeepReason.PARAMETER: sum(sum(call.parameters.values()) for call in expected),
+    }
+
+
+@pytest.mark.level0
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_only_saves_of_attention_are_packed(
+    packed: list[tuple[str, torch.Tensor]], attention: str
+) -> None:
+    """The counts per module: norms, residuals, MLP, MoE and router pack nothing."""
+    plain, model = twins(attention=attention)
+    ids = tokens(plain)
+    expected = saves_of(plain, lambda: forward(plain, ids))
+    with swapped(model, MOVES_ALL):
+        step(model, ids)
+    names = [name for name, _ in packed]
+    assert {name: names.count(name) for name in names} == {
+        f"model.layers.{index}.self_attn": call.packs for index, call in enumerate(expected)
+    }
+
+
+@pytest.mark.level0
+@pytest.mark.parametrize("frozen", [False, True], ids=["trainable", "frozen"])
+def test_parameters_never_move(*, frozen: bool) -> None:
+    """A weight is saved as a transposed view of plain type; its storage must stay."""
+    model = build()
+    if frozen:
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight.requires_grad_(False)
+            layer.self_attn.k_norm.weight.requires_grad_(False)
+    addresses = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    moved: set[int] = set()
+
+    with swapped(model, MOVES_ALL) as swap:
+        engine = swap._engine
+        launch = engine._offload
+
+        def spy(group: Any, storages: Any) -> bool:
+            moved.update(s.aliases[0][0].untyped_storage().data_ptr() for s in storages)
+            return launch(group, storages)
+
+        engine._offload = spy  # type: ignore[method-assign]
+        step(model, tokens(model))
+    assert moved
+    assert not moved & addresses
+
+
+@pytest.mark.level0
+def test_mlp_moe_and_norms_keep_their_bytes() -> None:
+    """Everything saved outside of ``self_attn`` is on the device during the forward."""
+    model = build()
+    ids = tokens(model)
+    per_layer = eligible_bytes(model, lambda: forward(model, ids))
+    with swapped(model, MOVES_ALL) as swap:
+        output = forward(model, ids)
+        assert swap.stats().saved_bytes == sum(per_layer[:-1])
+        assert swap.stats().host_bytes_in_use >= sum(per_layer)
+        del output
+
+
+@pytest.mark.level0
+def test_groups_are_kept_apart_by_call() -> None:
+    """Two forwards of one module before any backward: each has data of its own."""
+    plain, model = twins()
+    first, second = tokens(plain, seed=1), tokens(plain, seed=2)
+    losses = [forward(plain, ids).loss for ids in (first, second)]
+    expected = [torch.autograd.grad(loss, list(plain.parameters())) for loss in losses]
+    with swapped(model) as swap:
+        losses = [forward(model, ids).loss for ids in (first, second)]
+        assert swap.stats().live_groups == 6
+        found = [torch.autograd.grad(loss, list(model.parameters())) for loss in losses]
+    for one, other in zip(found, expected, strict=True):
+        assert all(map(torch.equal, one, other))
