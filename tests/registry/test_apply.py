@@ -183,6 +183,8 @@ def test_a_pruned_stage_needs_a_pipeline() -> None:
 def test_several_stages_are_named_by_their_place() -> None:
     stages = [prune(0, 0), prune(2, 3)]
 
+    sites = registry.explain(stages, setup=PIPELINE).sites
+    assert [site.stage for site in sites] == [0, 1, 1]
     assert fqns(stages, PIPELINE) == [
         "stages[0].model.layers.0.self_attn",
         "stages[1].model.layers.0.self_attn",

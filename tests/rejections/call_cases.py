@@ -1,0 +1,352 @@
+"""Refusals of everything but apply: registering, training, driving a schedule, the trainer."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import save_on_cpu
+
+from activation_swap import registry
+from activation_swap._registry import Registry
+from activation_swap.adapters import BUILT_IN
+from activation_swap.core.site import Site
+from activation_swap.errors import Reason
+from tests.rejections.case import EVERYTHING, PIPELINE, CallCase
+from tests.rejections.site_cases import checkpointing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def train(model: Any) -> torch.Tensor:
+    tokens = torch.arange(8).reshape(1, 8)
+    loss: torch.Tensor = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+    return loss
+
+
+def swapped(model: Any) -> Any:
+    registry.apply("attention", model, policy=EVERYTHING)
+    return model
+
+
+def register_nothing(_: Any) -> None:
+    Registry().register(SimpleNamespace(mode="attention"))
+
+
+def register_twice(_: Any) -> None:
+    Registry((*BUILT_IN, *BUILT_IN))
+
+
+def load_broken_entry_point(_: Any) -> None:
+    import sys
+
+    with directory() as path:
+        info = path / "broken-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("[activation_swap.adapters]\na = json:nothing\n")
+        sys.path.insert(0, str(path))
+        try:
+            Registry().explain(nn.Identity())
+        finally:
+            sys.path.remove(str(path))
+
+
+def return_three(model: Any) -> None:
+    model.model.layers[0].self_attn.register_forward_hook(lambda _, __, output: (*output, None))
+    train(swapped(model))
+
+
+def checkpoint_later(model: Any) -> None:
+    checkpointing(swapped(model))
+    train(model)
+
+
+def compile_later(model: Any) -> None:
+    swapped(model).model.layers[1].compile()
+    with torch.compiler.set_stance("force_eager"):  # as compiled, without the minutes
+        train(model)
+
+
+def hook_outside(model: Any) -> None:
+    swapped(model)
+    with save_on_cpu():
+        train(model)
+
+
+def capture(model: Any) -> None:
+    from activation_swap.core.host_transfer import HostTransfer
+
+    swapped(model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HostTransfer, "capturing", lambda _: True)
+        train(model)
+
+
+def nest(model: Any) -> None:
+    first, second = (layer.self_attn for layer in model.model.layers)
+    swapped(model)
+    arguments: dict[str, Any] = {}
+    hook = second.register_forward_pre_hook(
+        lambda _, __, given: arguments.update(given), with_kwargs=True
+    )
+    train(model)
+    hook.remove()
+
+    def call_second(*_: Any) -> None:
+        with save_on_cpu():
+            second(**arguments)
+
+    first.q_proj.register_forward_pre_hook(call_second)
+    train(model)
+
+
+def change_in_place(model: Any) -> None:
+    attention = swapped(model).model.layers[1].self_attn
+    outputs: list[torch.Tensor] = []
+    attention.q_proj.register_forward_hook(lambda _, __, output: outputs.append(output))
+    loss = train(model)
+    with torch.no_grad():
+        outputs[0].zero_()
+    loss.backward()
+
+
+def step_backwards(model: Any) -> None:
+    from activation_swap.core.group import Group, GroupState
+    from activation_swap.core.install import find_installation
+
+    installation = find_installation(swapped(model).modules())
+    assert installation is not None
+    link = installation._links.of(torch.device("cpu"))
+    group = Group(installation._engine, fqn="attention", order=0, link=link, previous=None)
+    group.move_to(GroupState.RECORDING)
+
+
+def parse_nonsense(_: Any) -> None:
+    from activation_swap.core.schedule.actions import parse_plan
+
+    parse_plan("1X0")
+
+
+def order_nonsense(_: Any) -> None:
+    from activation_swap.core.schedule.actions import parse_plan
+    from activation_swap.core.schedule.liveness import find_chunks
+
+    find_chunks(tuple(lowered.step for lowered in parse_plan("0F0 0B0 0B0")))
+
+
+def plan_nonsense(_: Any) -> None:
+    from activation_swap.core.schedule.actions import parse_plan
+    from activation_swap.core.schedule.validation import validate
+
+    validate(parse_plan("0SET_GROUP0 0F0 0OFFLOAD0 0WAIT_OFFLOAD0 0B0"), rank=1)
+
+
+def deadlock(_: Any) -> None:
+    from activation_swap.core.schedule.actions import parse_plan
+    from activation_swap.core.schedule.timeline import simulate_time
+
+    orders = {
+        0: tuple(lowered.step for lowered in parse_plan("0F0 0B0 0F1 0B1")),
+        1: tuple(lowered.step for lowered in parse_plan("1F1 1F0 1B1 1B0")),
+    }
+    simulate_time(orders, lambda _: 1.0)
+
+
+def impossible_shape(_: Any) -> None:
+    from activation_swap.core.schedule.torch_pipelining import compute_orders
+
+    compute_orders("NoSuchSchedule", pp_size=2, microbatches=4, stages_per_rank=1)
+
+
+def attach_twice(_: Any) -> None:
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    from activation_swap.core.schedule.torch_pipelining import attach
+    from tests.schedule.fake_world import fake_world
+    from tests.schedule.recording_verbs import RecordingVerbs
+
+    with fake_world(0, 2):
+        stage = PipelineStage(nn.Linear(4, 4), 0, 2, torch.device("cpu"))
+        schedules = [ScheduleGPipe(stage, 2, loss_fn=nn.MSELoss()) for _ in range(2)]
+    sites = (Site(fqn="stage", module=stage.submod),)
+    for schedule in schedules:
+        attach(schedule, RecordingVerbs(), sites=sites)
+
+
+def attach_elsewhere(model: Any) -> None:
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    from tests.schedule.fake_world import fake_world
+
+    swap = registry.apply("attention", model, setup=PIPELINE)
+    with fake_world(0, 2):
+        stage = PipelineStage(nn.Linear(4, 4), 0, 2, torch.device("cpu"))
+        schedule = ScheduleGPipe(stage, 2, loss_fn=nn.MSELoss())
+    swap.attach(schedule)
+
+
+def attach_nothing(model: Any) -> None:
+    registry.apply("attention", model, setup=PIPELINE).attach(object())
+
+
+def attach_without_pipeline(model: Any) -> None:
+    registry.apply("attention", model).attach(object())
+
+
+def never_attach(model: Any) -> None:
+    registry.apply("attention", model, setup=PIPELINE)
+    train(model)
+
+
+def wait_before_launch(model: Any) -> None:
+    swap = registry.apply("attention", model, setup=PIPELINE)
+    swap.groups.wait_reload((0, 1))
+
+
+def illegal_config(_: Any) -> None:
+    from activation_swap.trainer.config import parse_config
+
+    parse_config({"activation_swap": "Attention", "steps": -1})
+
+
+def unreadable_config(_: Any) -> None:
+    from activation_swap.trainer.config import load_config
+
+    load_config(Path("no-such-file.yaml"))
+
+
+def absent_device(_: Any) -> None:
+    from activation_swap.trainer.device import resolve_device
+
+    resolve_device("no-such-device")
+
+
+def unreadable_model(_: Any) -> None:
+    from activation_swap.trainer.config import ModelSection
+    from activation_swap.trainer.model import read_model_config
+
+    read_model_config(ModelSection(source="no-such-preset"))
+
+
+def no_data(_: Any) -> None:
+    from activation_swap.trainer.config import DataSection
+    from activation_swap.trainer.corpus import open_corpus
+
+    open_corpus(DataSection(files=("no-such-file.txt",)), vocab_size=512)
+
+
+def unreadable_tokenizer(_: Any) -> None:
+    from activation_swap.trainer.config import DataSection
+    from activation_swap.trainer.corpus import open_corpus
+
+    open_corpus(DataSection(files=(__file__,), tokenizer=Path("no-such-tokenizer")), vocab_size=512)
+
+
+def small_vocabulary(_: Any) -> None:
+    from activation_swap.trainer.config import DataSection
+    from activation_swap.trainer.corpus import open_corpus
+
+    open_corpus(DataSection(files=(__file__,)), vocab_size=17)
+
+
+def missing_extra(_: Any) -> None:
+    from activation_swap.trainer import __main__ as command
+
+    command.COMMANDS["sample"] = command.Command(
+        module="no_such_package.sample", summary="a command whose package is not there"
+    )
+    try:
+        command._load("sample")
+    finally:
+        del command.COMMANDS["sample"]
+
+
+def config_at(path: Path, **changes: Any) -> Any:
+    from activation_swap.trainer.config import parse_config
+
+    raw = {
+        "device": "cpu",
+        "data": {"files": [__file__]},
+        "steps": 1,
+        "batch_size": 1,
+        "sequence_length": 16,
+        "output": str(path / "out"),
+        "checkpoint": {"every": 1},
+    }
+    return parse_config(raw | changes)
+
+
+def checkpoints_in_the_way(_: Any) -> None:
+    from activation_swap.trainer.loop import train as run
+
+    with directory() as path:
+        run(config_at(path))
+        run(config_at(path))
+
+
+def damaged_checkpoint(_: Any) -> None:
+    from activation_swap.trainer.checkpoint import read_state
+
+    with directory() as path:
+        (path / "state.json").write_text(json.dumps({}))
+        read_state(path)
+
+
+def other_trajectory(_: Any) -> None:
+    from activation_swap.trainer.loop import train as run
+
+    with directory() as path:
+        run(config_at(path))
+        run(config_at(path, seed=99, steps=2), resume=True)
+
+
+CALL_CASES = (
+    CallCase(Reason.INVALID_ADAPTER, "adapter-invalid", register_nothing),
+    CallCase(Reason.DUPLICATE_ADAPTER, "adapter-twice", register_twice),
+    CallCase(Reason.BROKEN_ENTRY_POINT, "adapter-entry-point-broken", load_broken_entry_point),
+    CallCase(Reason.RETURN_ARITY, "attention-returns-three", return_three),
+    CallCase(Reason.INVALID_CONFIG, "config-illegal", illegal_config),
+    CallCase(Reason.UNREADABLE_CONFIG, "config-unreadable", unreadable_config),
+    CallCase(Reason.DEVICE_UNAVAILABLE, "device-absent", absent_device),
+    CallCase(Reason.UNREADABLE_MODEL, "model-unreadable", unreadable_model),
+    CallCase(Reason.NO_TRAINING_DATA, "data-absent", no_data),
+    CallCase(Reason.UNREADABLE_TOKENIZER, "tokenizer-unreadable", unreadable_tokenizer),
+    CallCase(Reason.VOCABULARY_TOO_SMALL, "vocabulary-small", small_vocabulary),
+    CallCase(Reason.CHECKPOINTS_IN_THE_WAY, "checkpoints-in-the-way", checkpoints_in_the_way),
+    CallCase(Reason.DAMAGED_CHECKPOINT, "checkpoint-damaged", damaged_checkpoint),
+    CallCase(Reason.OTHER_TRAJECTORY, "checkpoint-of-another-run", other_trajectory),
+    CallCase(Reason.TRAINER_EXTRA_MISSING, "trainer-extra-missing", missing_extra),
+    CallCase(Reason.SCHEDULE_TEXT, "schedule-text", parse_nonsense),
+    CallCase(Reason.SCHEDULE_ORDER, "schedule-order", order_nonsense),
+    CallCase(Reason.SCHEDULE_PLAN, "schedule-plan", plan_nonsense),
+    CallCase(Reason.SCHEDULE_MISSES_SITES, "schedule-of-other-stages", attach_elsewhere),
+    CallCase(Reason.SCHEDULE_ATTACHED, "schedule-attached-twice", attach_twice),
+    CallCase(Reason.NOT_A_SCHEDULE, "schedule-is-none", attach_nothing),
+    CallCase(Reason.SCHEDULE_DEADLOCK, "schedule-deadlock", deadlock),
+    CallCase(Reason.NO_SUCH_PIPELINE, "schedule-shape", impossible_shape),
+    CallCase(Reason.GROUP_STATE, "group-waited-for-before-launch", wait_before_launch),
+    CallCase(Reason.SCHEDULE_NOT_ATTACHED, "schedule-never-attached", never_attach),
+    CallCase(Reason.ATTACH_WITHOUT_PIPELINE, "attached-without-pipeline", attach_without_pipeline),
+    CallCase(Reason.CHECKPOINTING_ENABLED_LATER, "checkpointing-later", checkpoint_later),
+    CallCase(Reason.COMPILED_LATER, "compiled-later", compile_later),
+    CallCase(Reason.SAVED_TENSOR_CHANGED, "saved-tensor-changed", change_in_place),
+    CallCase(Reason.ILLEGAL_TRANSITION, "group-steps-backwards", step_backwards),
+    CallCase(Reason.OUTER_HOOKS, "outer-hooks", hook_outside),
+    CallCase(Reason.GRAPH_CAPTURE, "graph-capture", capture),
+    CallCase(Reason.NESTED_ATTENTION, "nested-attention", nest),
+)
