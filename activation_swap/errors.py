@@ -658,6 +658,14 @@ class Reason(Enum):
         fix="call remove() on the Swap",
         consequence="the forward was stopped",
     )
+    HOOKS_DISABLED = ReasonSpec(
+        code="AS608",
+        kind=RejectedError,
+        summary="a swapped attention runs where saved-tensor hooks are disabled",
+        expected="no torch.func transform, nor disable_saved_tensors_hooks, around the forward",
+        fix="call remove() on the Swap before the transform",
+        consequence="the forward was stopped",
+    )
 
     def error(
         self,

@@ -71,7 +71,7 @@ class Tracer:
         """Begin a call: without grad there is nothing to save, and nothing is done.
 
         Raises:
-            RejectedError: See :mod:`activation_swap.core.guard`.
+            RejectedError: See :mod:`activation_swap.core.guard`; or hooks are disabled.
         """
         site = self._sites[index]
         check_recompute_flag(site)
@@ -89,7 +89,12 @@ class Tracer:
             self._engine, fqn=site.fqn, order=index, link=link, previous=admission.previous
         )
         recorder = Recorder(group, self._policy, (args, kwargs))
-        push_saved_tensor_hooks(recorder.pack, unpack)
+        try:
+            push_saved_tensor_hooks(recorder.pack, unpack)
+        except RuntimeError as error:
+            # torch.func's transforms, and whoever else calls disable_saved_tensors_hooks.
+            recorder.close()
+            raise Reason.HOOKS_DISABLED.error(where=site.fqn, found=str(error)) from error
         recorders.append(recorder)
 
     def leave(self, index: int, result: Any) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
-from torch.autograd.graph import save_on_cpu
+from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu
 
 from activation_swap import registry
 from activation_swap._registry import Registry
@@ -79,6 +79,12 @@ def checkpoint_later(model: Any) -> None:
 def compile_later(model: Any) -> None:
     swapped(model).model.layers[1].compile()
     with torch.compiler.set_stance("force_eager"):  # as compiled, without the minutes
+        train(model)
+
+
+def disable_hooks(model: Any) -> None:
+    swapped(model)
+    with disable_saved_tensors_hooks("no hooks here"):
         train(model)
 
 
@@ -349,4 +355,5 @@ CALL_CASES = (
     CallCase(Reason.OUTER_HOOKS, "outer-hooks", hook_outside),
     CallCase(Reason.GRAPH_CAPTURE, "graph-capture", capture),
     CallCase(Reason.NESTED_ATTENTION, "nested-attention", nest),
+    CallCase(Reason.HOOKS_DISABLED, "hooks-disabled", disable_hooks),
 )
