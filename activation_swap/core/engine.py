@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine"]
 
-_IN_FLIGHT_OR_RESIDENT = {GroupState.RESIDENT, GroupState.OFFLOADING, GroupState.RELOADING}
-
 
 class Engine:
     """The state of one swap: its groups, its links, its counters.
@@ -66,7 +64,7 @@ class Engine:
                 group.move_to(GroupState.RESIDENT)
                 return
             group.storages = [ref(storage) for storage in storages]
-            group.device_bytes = sum(storage.nbytes for storage in storages)
+            group.device_bytes = sum([storage.nbytes for storage in storages])
             self._groups.add(group)
             self._counters.gain(group.device_bytes)
             if keep is None and not self._offload(group, storages):
@@ -91,7 +89,7 @@ class Engine:
                     self._counters.saved_bytes += storage.nbytes
                     storage.aliases = None
                 else:
-                    # A change that was queued before the join may have run beside the copy.
+                    # The copy may be of the changed value, or of both.
                     self._keep_changed(group, storage)
             self._counters.lose(group.device_bytes)
 
@@ -122,7 +120,8 @@ class Engine:
         is needed. What no prefetch has launched is reloaded here, at the price of a stall.
         """
         with self._lock:
-            if not group.armed:
+            if not group.armed or group.state is GroupState.RECORDING:
+                # An attention that differentiates through itself unpacks what it still records.
                 return
             if group.state is GroupState.OFFLOADING and group.copy is not None:
                 # Backward came before the next attention's end. The data is still here: use it,
@@ -145,7 +144,7 @@ class Engine:
     def forget(self, group: Group) -> None:
         """Take a group that nothing owns any more out of the count."""
         with self._lock:
-            if group.state in _IN_FLIGHT_OR_RESIDENT:
+            if group.state is not GroupState.OFFLOADED:
                 self._counters.lose(group.device_bytes)
 
     def stats(self) -> SwapStats:
@@ -171,32 +170,29 @@ class Engine:
 
     def _offload(self, group: Group, storages: Sequence[SavedStorage]) -> bool:
         """Launch the D2H copies of a group; ``False`` when there is no host memory for it."""
-        moving = []
+        # Versions are compared when the device memory is given up: a change before the copy, or
+        # during it, is seen there, and the storage stays.
         nbytes = 0
         for storage in storages:
-            if storage.unchanged():
-                storage.offset = nbytes
-                nbytes += aligned(storage.link_bytes)
-                moving.append(storage)
-            else:
-                self._keep_changed(group, storage)
+            storage.offset = nbytes
+            nbytes += aligned(storage.link_bytes)
         link = group.link
         block = link.pool.allocate(nbytes)
         if block is None:
             self._warn_of_host_memory(group, nbytes)
             return False
         group.stream = stream = link.transfer.compute_stream()
-        sources = [storage.whole() for storage in moving]
+        sources = [storage.whole() for storage in storages]
         with _range("offload", group):
             fence = link.transfer.offload(
-                _moves(moving, sources, block), stream=stream, after=block.fences
+                _moves(storages, sources, block), stream=stream, after=block.fences
             )
         block.fences = (fence,)
         group.block = block
         group.copy = Copy(link.transfer, stream, fence, sources)
         group.move_to(GroupState.OFFLOADING)
-        self._counters.offloaded_bytes += sum(storage.link_bytes for storage in moving)
-        self._counters.offloaded_storages += len(moving)
+        self._counters.offloaded_bytes += sum([storage.link_bytes for storage in storages])
+        self._counters.offloaded_storages += len(storages)
         return True
 
     def _keep_changed(self, group: Group, storage: SavedStorage) -> None:
@@ -244,7 +240,7 @@ class Engine:
 
 
 def _target(storage: SavedStorage, device: torch.device) -> torch.Tensor:
-    dtype = storage.dtype if storage.nbytes % storage.dtype.itemsize == 0 else torch.uint8
+    dtype = storage.dtype
     return torch.empty(storage.nbytes // dtype.itemsize, dtype=dtype, device=device)
 
 
@@ -252,17 +248,10 @@ def _moves(
     storages: Sequence[SavedStorage], tensors: Sequence[torch.Tensor], block: HostBlock
 ) -> list[Move]:
     """Give each flat device tensor its place in the block."""
+    spans = tuple([(s.offset, s.link_bytes, s.link_dtype) for s in storages])
     return [
-        Move(
-            tensor,
-            block.tensors(
-                storage.offset,
-                storage.link_bytes,
-                torch.int16 if storage.narrow else tensor.dtype,
-            ),
-            storage.narrow,
-        )
-        for storage, tensor in zip(storages, tensors, strict=True)
+        Move(tensor, host, storage.narrow)
+        for storage, tensor, host in zip(storages, tensors, block.tensors(spans), strict=True)
     ]
 
 

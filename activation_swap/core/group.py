@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from activation_swap.core.pinned_pool import HostBlock
     from activation_swap.core.transfer import Copy
 
-__all__ = ["Group", "GroupState", "KeptTensor", "PackedTensor", "SavedStorage", "unpack"]
+__all__ = ["Group", "GroupState", "KeptTensor", "Origin", "PackedTensor", "SavedStorage", "unpack"]
 
 
 class GroupState(Enum):
@@ -126,7 +126,10 @@ class SavedStorage:
     Attributes:
         group: The group it moves with.
         nbytes: Bytes on the device.
+        dtype: Of the flat forms: that of the first save, or ``uint8`` where its size does not fit.
         narrow: Whether it crosses the link as the upper halves of its fp32 elements.
+        link_bytes: Bytes that cross the link.
+        link_dtype: Of the flat tensor that crosses the link.
         aliases: One (detached alias, version at save) per save while the original is on the
             device, ``None`` once it was given up. An alias, never the saved tensor: a node's own
             output would keep its graph alive for good. Autograd stops comparing versions once
@@ -141,24 +144,23 @@ class SavedStorage:
         "dtype",
         "flat",
         "group",
+        "link_bytes",
+        "link_dtype",
         "narrow",
         "nbytes",
         "offset",
     )
 
-    def __init__(self, group: Group, *, nbytes: int, dtype: torch.dtype, narrow: bool) -> None:
+    def __init__(self, group: Group, nbytes: int, dtype: torch.dtype, *, narrow: bool) -> None:
         self.group = group
         self.nbytes = nbytes
-        self.dtype = dtype
+        self.dtype = dtype if nbytes % dtype.itemsize == 0 else torch.uint8
         self.narrow = narrow
+        self.link_bytes = nbytes // 2 if narrow else nbytes
+        self.link_dtype = torch.int16 if narrow else self.dtype
         self.aliases: list[tuple[torch.Tensor, int]] | None = []
         self.flat: torch.Tensor | None = None
         self.offset = 0
-
-    @property
-    def link_bytes(self) -> int:
-        """Bytes that cross the link."""
-        return self.nbytes // 2 if self.narrow else self.nbytes
 
     def unchanged(self) -> bool:
         """Whether no save's tensor was changed in place since it was saved."""
@@ -170,9 +172,8 @@ class SavedStorage:
         if not self.aliases:
             raise self.group.impossible(asked="a copy of a storage that was given up")
         alias, _ = self.aliases[0]
-        itemsize = alias.itemsize
-        if self.nbytes % itemsize == 0:
-            return alias.as_strided((self.nbytes // itemsize,), (1,), 0)
+        if alias.dtype is self.dtype:
+            return alias.as_strided((self.nbytes // alias.itemsize,), (1,), 0)
         return torch.empty(0, dtype=torch.uint8, device=alias.device).set_(alias.untyped_storage())
 
 
@@ -217,17 +218,28 @@ class PackedTensor:
         return flat.as_strided(self._size, self._stride, self._offset)
 
 
+class Origin:
+    """Where the kept tensors of one attention call come from.
+
+    The group is known weakly: it lives for its storages, and a kept tensor is none of them.
+    """
+
+    __slots__ = ("fqn", "group")
+
+    def __init__(self, group: Group) -> None:
+        self.fqn = group.fqn
+        self.group = ref(group)
+
+
 class KeptTensor:
     """What autograd holds in place of a tensor that stays on the device."""
 
-    __slots__ = ("_alias", "_fqn", "_group", "_version")
+    __slots__ = ("_alias", "_origin", "_version")
 
-    def __init__(self, group: ref[Group], fqn: str, tensor: torch.Tensor) -> None:
-        # Weakly: a group lives for its storages, and a kept tensor is none of them.
-        self._group = group
-        self._fqn = fqn
-        self._alias = tensor.detach()
-        self._version = tensor._version
+    def __init__(self, origin: Origin, alias: torch.Tensor, version: int) -> None:
+        self._origin = origin
+        self._alias = alias
+        self._version = version
 
     def unpack(self) -> torch.Tensor:
         """Return an alias of the saved tensor.
@@ -235,12 +247,12 @@ class KeptTensor:
         Raises:
             InPlaceChangeError: The tensor was changed in place since it was saved.
         """
-        group = self._group()
+        group = self._origin.group()
         if group is not None and group.armed:
             group.engine.begin_backward(group)
         alias = self._alias
         if alias._version != self._version:
-            raise _changed_in_place(self._fqn, alias)
+            raise _changed_in_place(self._origin.fqn, alias)
         return alias
 
 

@@ -19,11 +19,13 @@ __all__ = ["ALIGNMENT", "HostBlock", "PinnedPool", "aligned"]
 ALIGNMENT = 512
 """Copies that start on this many bytes run at the full rate of the link."""
 
-_MAX_VIEWS = 8192
-"""Views kept for reuse. A step of 48 layers needs about 700; changing lengths need others."""
+_MAX_VIEWS = 1024
+"""Blocks whose tensors are kept for reuse. A step has one per layer; changing lengths have more."""
 
 Piece = tuple[int, int, int]
 """(slab index, first byte, byte after the last)."""
+Span = tuple[int, int, torch.dtype]
+"""(first byte in the block, number of bytes, dtype of the flat tensor)."""
 
 
 def aligned(nbytes: int) -> int:
@@ -57,21 +59,34 @@ class HostBlock:
         self.nbytes = nbytes
         self.fences = fences
 
-    def tensors(self, start: int, nbytes: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-        """Return a byte range: as one ``dtype[n]``, or as ``uint8`` pieces where it is cut."""
+    def tensors(self, spans: tuple[Span, ...]) -> tuple[tuple[torch.Tensor, ...], ...]:
+        """Return each span: as one ``dtype[n]``, or as ``uint8`` pieces where it is cut.
+
+        Steps repeat, and so do the places of their blocks: making the tensors anew each time would
+        cost more than looking them up.
+        """
+        cache = self._pool.views
+        key = (self._pieces, spans)
+        found = cache.get(key)
+        if found is None:
+            found = tuple(self._cut(*span) for span in spans)
+            if len(cache) >= _MAX_VIEWS:
+                cache.clear()
+            if not self._pool.closed:
+                cache[key] = found
+        return found
+
+    def _cut(self, start: int, nbytes: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         stop = start + nbytes
-        found: list[tuple[torch.Tensor, int, int, int]] = []
+        found: list[torch.Tensor] = []
         position = 0
-        for slab, (index, first, last) in zip(self._slabs, self._pieces, strict=True):
+        for slab, (_, first, last) in zip(self._slabs, self._pieces, strict=True):
             low, high = max(start, position), min(stop, position + last - first)
             if low < high:
-                found.append((slab, index, first + low - position, high - low))
+                begin = first + low - position
+                found.append(slab[begin : begin + high - low])
             position += last - first
-            if position >= stop:
-                break
-        if len(found) > 1:
-            dtype = torch.uint8
-        return tuple(self._pool.view(*place, dtype) for place in found)
+        return (found[0].view(dtype),) if len(found) == 1 else tuple(found)
 
     def __del__(self) -> None:
         self._pool.give_back(self._pieces, self.fences)
@@ -108,10 +123,12 @@ class PinnedPool:
         self._free_bytes = 0
         # Blocks are dropped by whichever thread lets go of a graph, also in the middle of
         # `allocate` when the garbage collector runs there: they queue here until it asks.
-        self._views: dict[tuple[int, int, int, torch.dtype], torch.Tensor] = {}
+        self.views: dict[
+            tuple[tuple[Piece, ...], tuple[Span, ...]], tuple[tuple[torch.Tensor, ...], ...]
+        ] = {}
         self._returned: deque[tuple[tuple[Piece, ...], tuple[Fence, ...]]] = deque()
         self._lock = RLock()
-        self._closed = False
+        self.closed = False
         self.failure: str | None = None
 
     @property
@@ -140,37 +157,20 @@ class PinnedPool:
                 return None
             return self._take(nbytes)
 
-    def view(
-        self, slab: torch.Tensor, index: int, start: int, nbytes: int, dtype: torch.dtype
-    ) -> torch.Tensor:
-        """Return bytes of a slab as ``dtype[n]``.
-
-        Steps repeat, and so do their blocks' places: making the view anew each time would cost
-        more than looking it up.
-        """
-        key = (index, start, nbytes, dtype)
-        view = self._views.get(key)
-        if view is None:
-            if len(self._views) >= _MAX_VIEWS:
-                self._views.clear()
-            view = slab[start : start + nbytes].view(dtype)
-            if not self._closed:
-                self._views[key] = view
-        return view
-
     def give_back(self, pieces: tuple[Piece, ...], fences: tuple[Fence, ...]) -> None:
         """Take the pieces of a dropped block. Never blocks: called from finalizers."""
-        if not self._closed:
+        if not self.closed:
             self._returned.append((pieces, fences))
 
     def close(self) -> None:
         """Give all slabs up. Blocks that are still out keep theirs alive until they drop."""
         with self._lock:
-            self._closed = True
+            self.closed = True
             self.failure = "the swap was removed"
             self._returned.clear()
             self._slabs = []
-            self._views.clear()
+            # Blocks that are still out refer to slabs by themselves, and look nothing up again.
+            self.views = {}
             self._free = []
             self._free_bytes = 0
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from weakref import ref
 
 import torch
 from torch import nn
 
 from activation_swap._stats import KeepReason
-from activation_swap.core.group import KeptTensor, PackedTensor, SavedStorage
+from activation_swap.core.group import KeptTensor, Origin, PackedTensor, SavedStorage
 from activation_swap.core.narrowing import is_upcast
 from activation_swap.core.torch_private import (
     base_of,
@@ -58,7 +57,7 @@ class Recorder:
 
     def __init__(self, group: Group, policy: SwapPolicy, arguments: tuple[Any, ...]) -> None:
         self.group = group
-        self._origin = ref(group)
+        self._origin = Origin(group)
         self.storages: list[SavedStorage] = []
         self.kept_bytes: dict[KeepReason, int] = {}
         self._policy = policy
@@ -73,6 +72,8 @@ class Recorder:
 
     def pack(self, tensor: torch.Tensor) -> PackedTensor | KeptTensor | WrappedTensor:
         """Take a tensor that autograd saves: the pack hook.
+
+        It runs some thirty times per attention, so that its common paths are written out.
 
         Returns:
             A handle that does not hold ``tensor`` itself.
@@ -97,33 +98,33 @@ class Recorder:
         nbytes = storage.nbytes()
         address = storage.data_ptr()
         if nbytes < self._min_bytes:
-            return self._keep(tensor, KeepReason.SMALL, nbytes, address)
-        saved = self._known.get(address)
-        if saved is None or saved.nbytes != nbytes:
-            reason = self._reason_to_keep(tensor, nbytes, address, parameter=parameter)
-            if reason is not None:
-                return self._keep(tensor, reason, nbytes, address)
-            saved = SavedStorage(
-                self.group,
-                nbytes=nbytes,
-                dtype=tensor.dtype,
-                narrow=self._policy.narrow
-                and tensor.dtype is torch.float32
-                and tensor.numel() * 4 == nbytes
-                and is_upcast(tensor),
-            )
-            self._known[address] = saved
-            self.storages.append(saved)
-        return PackedTensor(saved, tensor)
-
-    def _keep(
-        self, tensor: torch.Tensor, reason: KeepReason, nbytes: int, address: int
-    ) -> KeptTensor:
-        kept = KeptTensor(self._origin, self.group.fqn, tensor)
+            reason = KeepReason.SMALL
+        else:
+            saved = self._known.get(address)
+            if saved is not None and saved.nbytes == nbytes:
+                return PackedTensor(saved, tensor)
+            why = self._reason_to_keep(tensor, nbytes, address, parameter=parameter)
+            if why is None:
+                saved = SavedStorage(
+                    self.group, nbytes, tensor.dtype, narrow=self._may_narrow(tensor, nbytes)
+                )
+                self._known[address] = saved
+                self.storages.append(saved)
+                return PackedTensor(saved, tensor)
+            reason = why
+        kept = KeptTensor(self._origin, tensor.detach(), tensor._version)
         if nbytes and address not in self._seen:
             self._seen[address] = kept
             self.kept_bytes[reason] = self.kept_bytes.get(reason, 0) + nbytes
         return kept
+
+    def _may_narrow(self, tensor: torch.Tensor, nbytes: int) -> bool:
+        return (
+            self._policy.narrow
+            and tensor.dtype is torch.float32
+            and tensor.numel() * tensor.itemsize == nbytes
+            and is_upcast(tensor)
+        )
 
     def _reason_to_keep(
         self, tensor: torch.Tensor, nbytes: int, address: int, *, parameter: bool | None
@@ -167,12 +168,12 @@ class Recorder:
     def _pack_special(self, tensor: torch.Tensor) -> PackedTensor | KeptTensor | WrappedTensor:
         tensor = wait_for_collective(tensor)
         if type(tensor) in _PLAIN and tensor.layout is torch.strided:
-            return self._pack_plain(tensor, parameter=None)
+            return self._pack_plain(tensor)
         if is_traceable_wrapper_subclass(tensor):
             # The local tensors of a DTensor, say: sizes and bytes are theirs, not the global ones.
             parameter = self._is_parameter(tensor)
             return WrappedTensor(tensor, lambda inner: self._pack_inner(inner, parameter=parameter))
-        kept = KeptTensor(self._origin, self.group.fqn, tensor)
+        kept = KeptTensor(self._origin, tensor.detach(), tensor._version)
         nbytes = tensor.numel() * tensor.itemsize
         reason = KeepReason.UNSUPPORTED
         self.kept_bytes[reason] = self.kept_bytes.get(reason, 0) + nbytes
