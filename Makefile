@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 GPU_PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint gpu-test audit clean
+.PHONY: help setup demo test lint coverage matrix matrix-all canary gpu-test audit clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,19 @@ lint: setup ## Lint, formatting, types, import contract
 
 test: lint ## Everything that needs no accelerator
 	$(BIN)/pytest -m "not level1"
+
+coverage: setup ## Every branch of what decides and refuses
+	$(BIN)/nox -s coverage
+
+matrix: setup ## The Transformers releases that cover every fact, each in its own environment
+	$(BIN)/nox -t matrix
+
+matrix-all: setup ## Every Transformers release, recorded in docs/compatibility.json
+	$(BIN)/nox -t matrix-all -- --record
+	$(BIN)/python docs/generate_pages.py
+
+canary: setup ## The newest Transformers on the index: supported, or the facts to add
+	$(BIN)/nox -s canary
 
 gpu-test: ## What needs an accelerator, with GPU_PYTHON
 	$(GPU_PYTHON) -m pytest -m level1

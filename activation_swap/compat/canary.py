@@ -9,7 +9,7 @@ import torch
 
 from activation_swap.compat import facts
 from activation_swap.compat.check import Check
-from activation_swap.compat.facts import RETURN_ARITY, TESTED, Fact
+from activation_swap.compat.facts import RETURN_ARITY, TESTED, Fact, spelled
 from activation_swap.compat.probe import probe
 from activation_swap.compat.release import installed_release, read_release, untested_notice
 from activation_swap.core.guard import arity_error
@@ -63,7 +63,7 @@ def report(model: nn.Module, *, version: Version) -> tuple[bool, str]:
         return False, "\n".join([f"transformers {version}: not supported yet", *differences])
     lines = [f"transformers {version}: supported"]
     if untested_notice(version) is not None:
-        lines.append(f"  run the version matrix on it, then raise TESTED, now {TESTED}")
+        lines.append(f"  run the version matrix on it, then raise TESTED, now {spelled(TESTED)}")
     return True, "\n".join(lines)
 
 

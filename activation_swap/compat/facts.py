@@ -35,6 +35,7 @@ __all__ = [
     "CheckpointSite",
     "Fact",
     "Row",
+    "spelled",
 ]
 
 Value = TypeVar("Value")
@@ -47,6 +48,11 @@ MODEL_CLASS: Final = "transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeF
 SUPPORTED: Final = SpecifierSet(">=4.51.dev0")
 TESTED: Final = SpecifierSet(">=4.51.dev0,<5.25.dev0")
 """Releases that the version matrix has run. Newer ones are tried with the newest rows."""
+
+
+def spelled(versions: SpecifierSet) -> str:
+    """Return a range as people write it, lower end first."""
+    return ", ".join(sorted(map(str, versions), reverse=True))
 
 
 class CheckpointSite(StrEnum):

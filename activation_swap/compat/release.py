@@ -5,7 +5,7 @@ from __future__ import annotations
 from packaging.version import InvalidVersion, Version
 
 from activation_swap.compat.check import Check
-from activation_swap.compat.facts import SUPPORTED, TESTED
+from activation_swap.compat.facts import SUPPORTED, TESTED, spelled
 from activation_swap.errors import ActivationSwapError, Reason
 
 __all__ = ["installed_release", "read_release", "untested_notice"]
@@ -38,7 +38,7 @@ def read_release(text: str) -> tuple[Version | None, Check]:
     if not SUPPORTED.contains(version, prereleases=True):
         rejection = Reason.VERSION_TOO_OLD.error(found=text, where="transformers")
         return None, _refused(text, rejection)
-    return version, Check(subject=_SUBJECT, expected=str(SUPPORTED), found=text)
+    return version, Check(subject=_SUBJECT, expected=spelled(SUPPORTED), found=text)
 
 
 def untested_notice(version: Version) -> str | None:
@@ -47,9 +47,9 @@ def untested_notice(version: Version) -> str | None:
         return None
     return (
         f"transformers {version} is newer than the releases that activation_swap was tested with "
-        f"({TESTED}). Every fact that it relies on holds on this model, so it was applied."
+        f"({spelled(TESTED)}). Every fact that it relies on holds on this model, so it was applied."
     )
 
 
 def _refused(text: str, rejection: ActivationSwapError) -> Check:
-    return Check(subject=_SUBJECT, expected=str(SUPPORTED), found=text, rejection=rejection)
+    return Check(subject=_SUBJECT, expected=spelled(SUPPORTED), found=text, rejection=rejection)

@@ -272,8 +272,6 @@ def _keys(prefix: str) -> Iterator[str]:
     if not prefix:
         yield from Config.model_fields
         return
-    field = Config.model_fields.get(prefix)
-    annotation = None if field is None else field.annotation
+    annotation: Any = Config.model_fields[prefix].annotation
     for section in get_args(annotation) or (annotation,):
-        if isinstance(section, type) and issubclass(section, BaseModel):
-            yield from section.model_fields
+        yield from section.model_fields

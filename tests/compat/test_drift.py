@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -250,6 +251,13 @@ def test_canary_says_supported(
     monkeypatch.setattr(canary, "installed_release", lambda: "4.51.0")
     assert main() == 1
     assert "not supported yet" in capsys.readouterr().out
+
+
+def test_the_module_exits_with_what_it_found() -> None:
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("activation_swap.compat", run_name="__main__")
+
+    assert ended.value.code == 0
 
 
 def test_a_layer_of_another_base_has_an_unknown_checkpoint_site() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import tempfile
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu
+from torch.utils.checkpoint import checkpoint
 
 from activation_swap import registry
 from activation_swap._registry import Registry
@@ -74,6 +76,20 @@ def return_three(model: Any) -> None:
 def checkpoint_later(model: Any) -> None:
     checkpointing(swapped(model))
     train(model)
+
+
+def recompute_by_hand(model: Any, *, reentrant: bool) -> None:
+    """Recompute a layer as a trainer would that knows no flag of Transformers."""
+    layer = swapped(model).model.layers[1]
+    original = layer.forward
+
+    def forward(hidden_states: torch.Tensor, **arguments: Any) -> Any:
+        return checkpoint(
+            functools.partial(original, **arguments), hidden_states, use_reentrant=reentrant
+        )
+
+    layer.forward = forward
+    train(model).backward()
 
 
 def compile_later(model: Any) -> None:
@@ -349,6 +365,16 @@ CALL_CASES = (
     CallCase(Reason.SCHEDULE_NOT_ATTACHED, "schedule-never-attached", never_attach),
     CallCase(Reason.ATTACH_WITHOUT_PIPELINE, "attached-without-pipeline", attach_without_pipeline),
     CallCase(Reason.CHECKPOINTING_ENABLED_LATER, "checkpointing-later", checkpoint_later),
+    CallCase(
+        Reason.CHECKPOINTING_ENABLED_LATER,
+        "recomputed-by-hand",
+        lambda model: recompute_by_hand(model, reentrant=False),
+    ),
+    CallCase(
+        Reason.CHECKPOINTING_ENABLED_LATER,
+        "recomputed-by-hand-reentrant",
+        lambda model: recompute_by_hand(model, reentrant=True),
+    ),
     CallCase(Reason.COMPILED_LATER, "compiled-later", compile_later),
     CallCase(Reason.SAVED_TENSOR_CHANGED, "saved-tensor-changed", change_in_place),
     CallCase(Reason.ILLEGAL_TRANSITION, "group-steps-backwards", step_backwards),

@@ -33,6 +33,8 @@ SOURCES = {
     if path.name != "errors.py"
 }
 TRANSLATED = {
+    # What Python asks of a module's __getattr__.
+    ("trainer/__init__.py", "AttributeError"),
     # A validator of pydantic speaks through ValueError; parse_config turns it into AS401.
     ("trainer/config.py", "ValueError"),
     # load_config turns it into AS402, which also says where.

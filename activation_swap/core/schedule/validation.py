@@ -87,12 +87,10 @@ def _problems(chunk: Chunk, items: Sequence[_Placed]) -> Iterator[tuple[int, str
     name = f"stage {key.stage}, microbatch {key.microbatch}"
     if not items:
         yield chunk.forward, f"no SET_GROUP before the forward of {name}"
-        return
-    expected = _SEQUENCES[items[0].action.keep]
+    expected = _SEQUENCES[items[0].action.keep] if items else ()
     for item, kind in zip(items, expected, strict=False):
         if item.action.kind is not kind:
             yield item.step, f"{item.action} where {kind} of {name} must come"
-            return
     if len(items) > len(expected):
         extra = items[len(expected)]
         yield extra.step, f"{extra.action} after {expected[-1]} ended the moves of {name}"
