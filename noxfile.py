@@ -3,6 +3,7 @@
     nox -t matrix       the releases that cover every row of every fact, and both ends
     nox -t matrix-all   every minor release
     nox -s canary       the newest release on the index, pre-releases too
+    nox -s newest_torch the newest torch that installs here, with the newest tested Transformers
     nox -s coverage     every branch of what decides and refuses is tested
 
 With ``-- --record`` the cells write their results to docs/compatibility.json. An
@@ -26,8 +27,7 @@ ROOT = Path(__file__).parent
 RECORD = ROOT / "docs" / "compatibility.json"
 
 TORCH = "2.13.0"
-BASE = (
-    f"torch=={TORCH}",
+COMMON = (
     "filelock",
     "numpy",
     "packaging",
@@ -60,6 +60,7 @@ PINS = {
     ),
 }
 RELEASES = {release: pins for releases, pins in PINS.items() for release in releases}
+NEWEST = list(RELEASES)[-1]
 COVERING = ("4.51.3", "4.53.3", "4.57.6", "5.1.0", "5.3.0", "5.22.2", "5.23.0", "5.24.0")
 
 MATRIX_TESTS = ("python", "-m", "pytest", "tests/compat", "-m", "matrix", "-q")
@@ -76,7 +77,7 @@ DECIDING_TESTS = (
 @nox.session(venv_backend="venv")
 def matrix_base(session: nox.Session) -> None:
     """Install what every cell shares."""
-    session.install(*BASE)
+    session.install(f"torch=={TORCH}", *COMMON)
 
 
 @nox.session(venv_backend="venv", requires=["matrix_base"])
@@ -91,12 +92,24 @@ def transformers(session: nox.Session, release: str) -> None:
     """Run the tests marked ``matrix`` on one release."""
     _overlay(session)
     session.install(f"transformers=={release}", *RELEASES[release])
-    try:
-        session.run(*MATRIX_TESTS)
-    except CommandFailed:
-        _record(session, release, "fail")
-        raise
-    _record(session, release, "pass")
+    result = _run_matrix(session)
+    _record(session, "transformers", {"version": release, "result": result, "torch": TORCH})
+    if release == NEWEST:
+        _record_torch(session, TORCH, result)
+    if result == "fail":
+        session.error(f"transformers {release} is not supported as it is")
+
+
+@nox.session(venv_backend="venv")
+def newest_torch(session: nox.Session) -> None:
+    """Run the tests marked ``matrix`` on the newest torch that installs here."""
+    session.install("torch", *COMMON, f"transformers=={NEWEST}", *RELEASES[NEWEST])
+    script = "import torch; print(torch.__version__.partition('+')[0])"
+    version = str(session.run("python", "-c", script, silent=True)).strip()
+    result = _run_matrix(session)
+    _record_torch(session, version, result)
+    if result == "fail":
+        session.error(f"torch {version} is not supported as it is")
 
 
 @nox.session(venv_backend="venv", requires=["matrix_base"])
@@ -133,12 +146,24 @@ def _purelib(session: nox.Session, python: str) -> str:
     return str(out).strip()
 
 
-def _record(session: nox.Session, release: str, result: str) -> None:
+def _run_matrix(session: nox.Session) -> str:
+    try:
+        session.run(*MATRIX_TESTS)
+    except CommandFailed:
+        return "fail"
+    return "pass"
+
+
+def _record_torch(session: nox.Session, version: str, result: str) -> None:
+    row = {"version": version, "result": result, "transformers": NEWEST, "device": "CPU"}
+    _record(session, "torch", row)
+
+
+def _record(session: nox.Session, table: str, row: dict[str, str]) -> None:
     if "--record" not in session.posargs:
         return
     record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
-    rows = {row["version"]: row for row in record.get("transformers", [])}
-    rows[release] = {"version": release, "result": result, "torch": TORCH}
-    order = list(RELEASES)
-    record["transformers"] = sorted(rows.values(), key=lambda row: order.index(row["version"]))
+    rows = {known["version"]: known for known in record.get(table, [])} | {row["version"]: row}
+    numbers = {version: [int(part) for part in version.split(".")] for version in rows}
+    record[table] = [rows[version] for version in sorted(rows, key=numbers.__getitem__)]
     RECORD.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
