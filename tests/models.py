@@ -28,6 +28,7 @@ __all__ = [
     "build",
     "difference",
     "forward",
+    "gradients",
     "install",
     "plan",
     "step",

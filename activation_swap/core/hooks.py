@@ -78,8 +78,10 @@ class Tracer:
         if not torch.is_grad_enabled():
             return
         recorders = self._open.recorders
-        if recorders:
-            self._close_interrupted(site, recorders)
+        if recorders and not self.close_interrupted():
+            raise Reason.NESTED_ATTENTION.error(
+                where=site.fqn, found=f"a call inside of {recorders[-1].group.fqn}"
+            )
         link = self._links.of(_device_of(args, kwargs))
         check_call(site, link.transfer)
         admission = self._order.admit(index)
@@ -89,21 +91,22 @@ class Tracer:
             self._engine, fqn=site.fqn, order=index, link=link, previous=admission.previous
         )
         recorder = Recorder(group, self._policy, (args, kwargs))
+        # An interrupt may come between any two lines: hooks without a recorder could not be mended.
+        recorders.append(recorder)
         try:
             push_saved_tensor_hooks(recorder.pack, unpack)
         except RuntimeError as error:
             # torch.func's transforms, and whoever else calls disable_saved_tensors_hooks.
-            recorder.close()
+            recorders.pop().close()
             raise Reason.HOOKS_DISABLED.error(where=site.fqn, found=str(error)) from error
-        recorders.append(recorder)
 
     def leave(self, index: int, result: Any) -> None:
         """End a call, also one that raised: then ``result`` is ``None`` and nothing moves."""
         recorders = self._open.recorders
         if not recorders or recorders[-1].group.order != index:
             return
-        recorder = recorders.pop()
         pop_saved_tensor_hooks()
+        recorder = recorders.pop()
         group = recorder.group
         keep = KeepReason.FAILED if result is None else self._order.keep(group)
         try:
@@ -114,16 +117,31 @@ class Tracer:
             self._order.sealed(group)
             check_result(self._sites[index], result)
 
-    def _close_interrupted(self, site: Site, recorders: list[Recorder]) -> None:
-        """Mend what an interrupt left: hooks see exceptions, but no KeyboardInterrupt."""
-        top = top_saved_tensor_hooks()
-        while recorders and top is not None and top[0] == recorders[-1].pack:
-            self.leave(recorders[-1].group.order, None)
+    def close_interrupted(self) -> bool:
+        """Mend what an interrupt left in this thread: module hooks see no KeyboardInterrupt.
+
+        Returns:
+            Whether no call is open any more: other hooks may be active inside of one.
+        """
+        recorders = self._open.recorders
+        while recorders:
+            recorder = recorders[-1]
             top = top_saved_tensor_hooks()
-        if recorders:
-            raise Reason.NESTED_ATTENTION.error(
-                where=site.fqn, found=f"a call inside of {recorders[-1].group.fqn}"
-            )
+            if top is not None:
+                if top[0] != recorder.pack:
+                    return False
+                pop_saved_tensor_hooks()
+            recorders.pop()
+            try:
+                self._engine.seal(
+                    recorder.group,
+                    recorder.storages,
+                    kept_bytes=recorder.kept_bytes,
+                    keep=KeepReason.FAILED,
+                )
+            finally:
+                recorder.close()
+        return True
 
 
 class _Hook:

@@ -107,6 +107,7 @@ class InstalledSwap:
         for handle in handles:
             handle.remove()
         if handles:
+            self._tracer.close_interrupted()
             self._engine.close()
 
 

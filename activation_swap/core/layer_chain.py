@@ -64,7 +64,9 @@ class LayerChain:
         before = self._before()
         if before is not None:
             self._engine.release(before)
-        position.group = ref(group)
+        if group.storages:
+            # A group without any is gone at once: the next one continues from the one before.
+            position.group = ref(group)
         position.moved |= group.state is GroupState.OFFLOADING
         if group.order == self._last and not position.moved:
             self._warn_of_nothing_moved()

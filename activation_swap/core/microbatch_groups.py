@@ -216,7 +216,9 @@ class MicrobatchGroups:
         before = chunk.last_group()
         if before is not None:
             self._engine.release(before)
-        chunk.groups.append(ref(group))
+        if group.storages:
+            # A group without any is gone at once: the next one continues from the one before.
+            chunk.groups.append(ref(group))
 
     def _step(self, key: tuple[int, int], verb: str, state: ChunkState) -> _Chunk:
         with self._lock:
