@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from activation_swap.core.torch_private import copy_all, free_pinned_cache
-from activation_swap.core.transfer import Fence, StagedIn, staged_out
+from activation_swap.core.torch_private import copy_all, current_stream, free_pinned_cache
+from activation_swap.core.transfer import Fence, inward, outward
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,6 +26,7 @@ class AcceleratorTransfer:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._index = device.index
         self._d2h_stream = torch.Stream(device=device)
         self._h2d_stream = torch.Stream(device=device)
         self._d2h_lane = f"d2h:{device}"
@@ -42,7 +43,7 @@ class AcceleratorTransfer:
         Always asked for outside of the transfer streams' contexts: inside, the current stream is
         the transfer stream, and a wait taken there orders nothing.
         """
-        return torch.accelerator.current_stream(self.device)
+        return current_stream(self._index)
 
     def on(self, stream: torch.Stream) -> torch.Stream:
         """Return ``stream`` itself, which is a context."""
@@ -70,16 +71,15 @@ class AcceleratorTransfer:
         """Launch D2H copies behind ``stream`` and ``after``."""
         d2h = self._d2h_stream
         # The sources are written by kernels that compute has queued but maybe not run.
-        d2h.wait_event(stream.record_event())
+        d2h.wait_stream(stream)
         for fence in after:
             # The host bytes may still be read by the reload of their last owner.
             if fence.lane != self._d2h_lane:
                 d2h.wait_event(fence.event)
         with d2h:
-            # What narrowing allocates is made, read and freed on this stream, in order; and it
-            # runs beside compute, not before it.
-            pairs = staged_out(moves)
-            copy_all([host for _, host in pairs], [device for device, _ in pairs])
+            # Narrowing runs on this stream, too: beside compute, not before it. What it needs is
+            # allocated, read and freed here, in order.
+            copy_all(*outward(moves))
         self._d2h_sequence += 1
         return Fence(self._d2h_lane, self._d2h_sequence, d2h.record_event())
 
@@ -93,16 +93,13 @@ class AcceleratorTransfer:
         """Launch H2D copies behind ``stream`` and ``after``."""
         h2d = self._h2d_stream
         # The targets come from blocks that kernels queued earlier on `stream` may still use.
-        h2d.wait_event(stream.record_event())
+        h2d.wait_stream(stream)
         for fence in after:
             # The host bytes must have arrived before they are read.
             if fence.lane != self._h2d_lane:
                 h2d.wait_event(fence.event)
         with h2d:
-            staged = StagedIn(moves)
-            pairs = staged.pairs
-            copy_all([device for device, _ in pairs], [host for _, host in pairs])
-            staged.finish()
+            copy_all(*inward(moves))
         self._h2d_sequence += 1
         return Fence(self._h2d_lane, self._h2d_sequence, h2d.record_event())
 

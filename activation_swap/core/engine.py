@@ -249,10 +249,7 @@ def _moves(
 ) -> list[Move]:
     """Give each flat device tensor its place in the block."""
     spans = tuple([(s.offset, s.link_bytes, s.link_dtype) for s in storages])
-    return [
-        Move(tensor, host, storage.narrow)
-        for storage, tensor, host in zip(storages, tensors, block.tensors(spans), strict=True)
-    ]
+    return [Move(tensor, host) for tensor, host in zip(tensors, block.tensors(spans), strict=True)]
 
 
 def _range(verb: str, group: Group) -> Any:

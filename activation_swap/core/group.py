@@ -157,7 +157,7 @@ class SavedStorage:
         self.dtype = dtype if nbytes % dtype.itemsize == 0 else torch.uint8
         self.narrow = narrow
         self.link_bytes = nbytes // 2 if narrow else nbytes
-        self.link_dtype = torch.int16 if narrow else self.dtype
+        self.link_dtype = torch.bfloat16 if narrow else self.dtype
         self.aliases: list[tuple[torch.Tensor, int]] | None = []
         self.flat: torch.Tensor | None = None
         self.offset = 0

@@ -48,7 +48,7 @@ def check_call(site: Site, transfer: Transfer) -> None:
         if module.startswith("torch.utils.checkpoint"):
             raise _checkpointing(site, "the forward runs inside of torch.utils.checkpoint")
         raise Reason.OUTER_HOOKS.error(where=site.fqn, found=f"{hooks[0]!r}")
-    if under_dynamo() or any(compiled_call(module) for module in (*site.owners, site.module)):
+    if under_dynamo() or compiled_call(site.module, *site.owners):
         raise Reason.COMPILED_LATER.error(where=site.fqn, found="torch.compile")
     if transfer.capturing():
         raise Reason.GRAPH_CAPTURE.error(where=site.fqn, found="a stream under graph capture")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from activation_swap.core.transfer import Fence, StagedIn, staged_out
+from activation_swap.core.torch_private import copy_all
+from activation_swap.core.transfer import Fence, inward, outward
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -51,8 +52,7 @@ class HostTransfer:
         after: Iterable[Fence],  # noqa: ARG002 - complete by construction
     ) -> Fence:
         """Copy each device tensor into its host tensors."""
-        for device, host in staged_out(moves):
-            host.copy_(device)
+        copy_all(*outward(moves))
         return Fence("d2h", next(self._sequence), None)
 
     def reload(
@@ -63,10 +63,7 @@ class HostTransfer:
         after: Iterable[Fence],  # noqa: ARG002 - complete by construction
     ) -> Fence:
         """Copy each device tensor from its host tensors."""
-        staged = StagedIn(moves)
-        for device, host in staged.pairs:
-            device.copy_(host)
-        staged.finish()
+        copy_all(*inward(moves))
         return Fence("h2d", next(self._sequence), None)
 
     def wait(self, stream: None, fence: Fence) -> None:

@@ -8,9 +8,9 @@ import torch
 
 from activation_swap.core.torch_private import input_dtype_of_cast
 
-__all__ = ["is_upcast", "narrow", "widen_into"]
+__all__ = ["is_upcast", "upper_halves"]
 
-_HIGH_HALF = 1 if sys.byteorder == "little" else 0
+_UPPER_HALF = 1 if sys.byteorder == "little" else 0
 
 
 def is_upcast(tensor: torch.Tensor) -> bool:
@@ -28,14 +28,6 @@ def is_upcast(tensor: torch.Tensor) -> bool:
     )
 
 
-def narrow(flat: torch.Tensor) -> torch.Tensor:
-    """Return the upper halves of ``flat`` fp32[n] as int16[n], bit for bit."""
-    return flat.view(torch.int16)[_HIGH_HALF::2].contiguous()
-
-
-def widen_into(halves: torch.Tensor, flat: torch.Tensor) -> None:
-    """Fill ``flat`` fp32[n] with upper halves ``halves`` int16[n] and lower halves of zero.
-
-    The conversion from bf16 is a shift by 16 bits, for NaNs as well.
-    """
-    flat.copy_(halves.view(torch.bfloat16))
+def upper_halves(flat: torch.Tensor) -> torch.Tensor:
+    """Return the upper halves of ``flat`` fp32[n] as a bf16[n] view: no arithmetic, any NaN."""
+    return flat.view(torch.bfloat16)[_UPPER_HALF::2]

@@ -60,7 +60,7 @@ class HostBlock:
         self.fences = fences
 
     def tensors(self, spans: tuple[Span, ...]) -> tuple[tuple[torch.Tensor, ...], ...]:
-        """Return each span: as one ``dtype[n]``, or as ``uint8`` pieces where it is cut.
+        """Return each span as ``dtype[n]``, in several tensors where it is cut.
 
         Steps repeat, and so do the places of their blocks: making the tensors anew each time would
         cost more than looking them up.
@@ -86,7 +86,8 @@ class HostBlock:
                 begin = first + low - position
                 found.append(slab[begin : begin + high - low])
             position += last - first
-        return (found[0].view(dtype),) if len(found) == 1 else tuple(found)
+        # Pieces begin and end on multiples of the alignment, and so on whole elements.
+        return tuple(piece.view(dtype) for piece in found)
 
     def __del__(self) -> None:
         self._pool.give_back(self._pieces, self.fences)

@@ -70,30 +70,22 @@ class Recorder:
         self._known: dict[int, SavedStorage] = {}
         self._seen: dict[int, KeptTensor] = {}
 
-    def pack(self, tensor: torch.Tensor) -> PackedTensor | KeptTensor | WrappedTensor:
+    def pack(
+        self, tensor: torch.Tensor, *, parameter: bool | None = None
+    ) -> PackedTensor | KeptTensor | WrappedTensor:
         """Take a tensor that autograd saves: the pack hook.
 
         It runs some thirty times per attention, so that its common paths are written out.
+
+        Args:
+            tensor: What is saved.
+            parameter: Whether it is one, or ``None`` to find out.
 
         Returns:
             A handle that does not hold ``tensor`` itself.
         """
         if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
-            return self._pack_special(tensor)
-        return self._pack_plain(tensor)
-
-    def close(self) -> None:
-        """Let go of everything: autograd keeps the pack hook, and this object, with the graph."""
-        del self.group
-        self._arguments = ()
-        self._borrowed = None
-        self.storages = []
-        self._known = {}
-        self._seen = {}
-
-    def _pack_plain(
-        self, tensor: torch.Tensor, *, parameter: bool | None = None
-    ) -> PackedTensor | KeptTensor:
+            return self._pack_special(tensor, parameter=parameter)
         storage = tensor.untyped_storage()
         nbytes = storage.nbytes()
         address = storage.data_ptr()
@@ -113,15 +105,24 @@ class Recorder:
                 return PackedTensor(saved, tensor)
             reason = why
         kept = KeptTensor(self._origin, tensor.detach(), tensor._version)
-        if nbytes and address not in self._seen:
+        if address not in self._seen:
             self._seen[address] = kept
             self.kept_bytes[reason] = self.kept_bytes.get(reason, 0) + nbytes
         return kept
 
+    def close(self) -> None:
+        """Let go of everything: autograd keeps the pack hook, and this object, with the graph."""
+        del self.group
+        self._arguments = ()
+        self._borrowed = None
+        self.storages = []
+        self._known = {}
+        self._seen = {}
+
     def _may_narrow(self, tensor: torch.Tensor, nbytes: int) -> bool:
         return (
-            self._policy.narrow
-            and tensor.dtype is torch.float32
+            tensor.dtype is torch.float32
+            and self._policy.narrow
             and tensor.numel() * tensor.itemsize == nbytes
             and is_upcast(tensor)
         )
@@ -165,27 +166,22 @@ class Recorder:
             }
         return self._borrowed
 
-    def _pack_special(self, tensor: torch.Tensor) -> PackedTensor | KeptTensor | WrappedTensor:
-        tensor = wait_for_collective(tensor)
-        if type(tensor) in _PLAIN and tensor.layout is torch.strided:
-            return self._pack_plain(tensor)
+    def _pack_special(
+        self, tensor: torch.Tensor, *, parameter: bool | None
+    ) -> PackedTensor | KeptTensor | WrappedTensor:
+        finished = wait_for_collective(tensor)
+        if finished is not tensor:
+            return self.pack(finished, parameter=parameter)
         if is_traceable_wrapper_subclass(tensor):
             # The local tensors of a DTensor, say: sizes and bytes are theirs, not the global ones.
-            parameter = self._is_parameter(tensor)
-            return WrappedTensor(tensor, lambda inner: self._pack_inner(inner, parameter=parameter))
+            if parameter is None:
+                parameter = self._is_parameter(tensor)
+            return WrappedTensor(tensor, lambda inner: self.pack(inner, parameter=parameter))
         kept = KeptTensor(self._origin, tensor.detach(), tensor._version)
         nbytes = tensor.numel() * tensor.itemsize
         reason = KeepReason.UNSUPPORTED
         self.kept_bytes[reason] = self.kept_bytes.get(reason, 0) + nbytes
         return kept
-
-    def _pack_inner(
-        self, tensor: torch.Tensor, *, parameter: bool
-    ) -> PackedTensor | KeptTensor | WrappedTensor:
-        tensor = wait_for_collective(tensor)
-        if type(tensor) in _PLAIN and tensor.layout is torch.strided:
-            return self._pack_plain(tensor, parameter=parameter)
-        return self._pack_special(tensor)
 
 
 def _is_parameter_type(tensor: torch.Tensor) -> bool:

@@ -19,6 +19,7 @@ __all__ = [
     "base_of",
     "compiled_call",
     "copy_all",
+    "current_stream",
     "drop_forward_hooks",
     "forward_pre_hooks",
     "free_pinned_cache",
@@ -64,9 +65,12 @@ def under_dynamo() -> bool:
     return _eval_frame.get_eval_frame_callback() not in {None, False}
 
 
-def compiled_call(module: nn.Module) -> bool:
-    """Whether ``module.compile()`` was called; its class name does not show it (2.1+)."""
-    return module._compiled_call_impl is not None
+def compiled_call(*modules: nn.Module) -> bool:
+    """Whether ``.compile()`` was called on one of them; its class name does not show it (2.1+)."""
+    for module in modules:  # noqa: SIM110 - a generator costs more than the loop
+        if module._compiled_call_impl is not None:
+            return True
+    return False
 
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -125,8 +129,22 @@ def wait_for_collective(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if wait is None else wait()
 
 
+def current_stream(device_index: int) -> torch.Stream:
+    """Return the calling thread's current stream.
+
+    What ``torch.accelerator.current_stream`` calls (2.6+), without parsing a device each time: it
+    is asked for twice in every attention.
+    """
+    stream: torch.Stream = torch._C._accelerator_getStream(device_index)
+    return stream
+
+
 def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    """Copy each source to its target without blocking: one call from Python (2.1+)."""
+    """Copy each source to its target without blocking: one call from Python (2.1+).
+
+    Where layout or dtype differ, the device's side makes a contiguous tensor of the right dtype on
+    the current stream.
+    """
     if targets:
         torch._foreach_copy_(targets, sources, non_blocking=True)
 

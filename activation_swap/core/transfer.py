@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from activation_swap.core.narrowing import narrow, widen_into
+from activation_swap.core.narrowing import upper_halves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Copy", "Fence", "Move", "StagedIn", "Transfer", "merge_fences", "staged_out"]
+__all__ = ["Copy", "Fence", "Move", "Transfer", "inward", "merge_fences", "outward"]
 
 
 class Move(NamedTuple):
@@ -19,48 +19,47 @@ class Move(NamedTuple):
 
     Attributes:
         device: All of the storage on the device, flat.
-        host: Its host bytes as flat tensors: one of the same dtype, or several of ``uint8`` where
-            the bytes are cut over pieces.
-        narrow: Whether the upper halves of ``device`` (fp32) travel instead.
+        host: Its host bytes, flat: one tensor, or several where they are cut over pieces. Of the
+            dtype of ``device``, or bf16 for a fp32 storage that travels narrow.
     """
 
     device: torch.Tensor
     host: tuple[torch.Tensor, ...]
-    narrow: bool
-
-    def pairs_with(self, staged: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Pair the device tensor that travels with its host tensors, cut where they are."""
-        if len(self.host) == 1:
-            return [(staged, self.host[0])]
-        octets = torch.split(staged.view(torch.uint8), [piece.numel() for piece in self.host])
-        return list(zip(octets, self.host, strict=True))
 
 
-def staged_out(moves: Iterable[Move]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return (device, host) pairs to copy out, narrowed on the current stream where asked for."""
-    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for move in moves:
-        pairs += move.pairs_with(narrow(move.device) if move.narrow else move.device)
-    return pairs
+def outward(moves: Iterable[Move]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return the targets and the sources of the copies that carry ``moves`` to the host."""
+    return _aligned(
+        (
+            move.host,
+            move.device if move.host[0].dtype is move.device.dtype else upper_halves(move.device),
+        )
+        for move in moves
+    )
 
 
-class StagedIn:
-    """(device, host) pairs to copy in, and what is left to do once they have arrived."""
+def inward(moves: Iterable[Move]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return the targets and the sources of the copies that carry ``moves`` to the device.
 
-    def __init__(self, moves: Iterable[Move]) -> None:
-        self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._halves: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for move in moves:
-            target = move.device
-            if move.narrow:
-                target = torch.empty(target.numel(), dtype=torch.int16, device=target.device)
-                self._halves.append((target, move.device))
-            self.pairs += move.pairs_with(target)
+    A copy from bf16 to fp32 widens on the device, and is exact: a shift by 16 bits.
+    """
+    sources, targets = _aligned((move.host, move.device) for move in moves)
+    return targets, sources
 
-    def finish(self) -> None:
-        """Widen what travelled narrow, on the current stream."""
-        for halves, target in self._halves:
-            widen_into(halves, target)
+
+def _aligned(
+    pairs: Iterable[tuple[tuple[torch.Tensor, ...], torch.Tensor]],
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return two lists of equal tensors, with each device tensor cut where its host bytes are."""
+    hosts: list[torch.Tensor] = []
+    devices: list[torch.Tensor] = []
+    for host, device in pairs:
+        hosts += host
+        if len(host) == 1:
+            devices.append(device)
+        else:
+            devices += torch.split(device, [piece.numel() for piece in host])
+    return hosts, devices
 
 
 class Fence:
