@@ -10,7 +10,7 @@ from torch import nn
 
 from activation_swap import SwapPolicy
 from activation_swap.core.install import install
-from activation_swap.core.narrowing import is_upcast, narrow, widen_into
+from activation_swap.core.narrowing import is_upcast, upper_halves
 from activation_swap.core.site import Site, SwapPlan
 
 # Infinities, quiet and signalling NaNs with payloads, the smallest denormals, negative zero.
@@ -61,7 +61,7 @@ def test_every_bf16_value_survives_narrowing() -> None:
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
     wide = every.float()
     back = torch.empty_like(wide)
-    widen_into(narrow(wide), back)
+    back.copy_(upper_halves(wide))
     assert torch.equal(back.view(torch.int32), wide.view(torch.int32))
 
 
