@@ -97,7 +97,7 @@ def test_a_block_may_lie_over_several_slabs() -> None:
     assert block is not None
     assert pool.reserved_bytes == 3 * SLAB
     pieces = block.tensors(((0, block.nbytes, torch.float32),))[0]
-    assert [piece.dtype for piece in pieces] == [torch.uint8] * 3
+    assert [piece.dtype for piece in pieces] == [torch.float32] * 3
     (whole,) = block.tensors(((0, 64, torch.float32),))[0]
     assert whole.dtype is torch.float32
     assert whole.numel() == 16
