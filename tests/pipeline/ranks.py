@@ -34,7 +34,12 @@ def run_ranks(function: Callable[[], T], *, size: int, directory: Path) -> list[
     with ProcessPoolExecutor(max_workers=size, mp_context=get_context("spawn")) as pool:
         rendezvous = f"file://{directory / 'rendezvous'}"
         futures = [pool.submit(_on_rank, function, r, size, rendezvous) for r in range(size)]
-        return [future.result(timeout=600) for future in futures]
+        errors = [error for future in futures if (error := future.exception(timeout=600))]
+        if errors:
+            # Together: when one rank fails, its peers report a closed connection.
+            message = f"{len(errors)} of {size} ranks failed"
+            raise BaseExceptionGroup(message, errors)
+        return [future.result() for future in futures]
 
 
 def _on_rank(function: Callable[[], T], rank: int, size: int, rendezvous: str) -> T:

@@ -15,7 +15,7 @@ from activation_swap.core.schedule.liveness import find_chunks
 from activation_swap.core.schedule.simulation import residency
 from activation_swap.core.schedule.verbs import Keep
 from tests.pipeline.ranks import run_ranks
-from tests.pipeline.tiny_pipeline import Pipeline
+from tests.pipeline.tiny_pipeline import Pipeline, recorded_calls
 from tests.schedule.fake_world import SCHEDULES
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass
 class Run:
-    """What one rank saw of one schedule."""
+    """What one rank saw of one schedule. ``equal`` covers calls, sends and receives too."""
 
     equal: list[bool]
     gradients: int
@@ -44,15 +44,21 @@ class Run:
     stats: SwapStats
     moved_attentions: int
     simulated_peak: int
-    bytes_per_attention: int
+    link_bytes: int
+    device_bytes: int
+    planned_order: list[str]
+    order: list[str]
     removed_equal: bool
     wrapped_after_remove: bool
 
 
-def run_schedule(name: str, dtype: torch.dtype, microbatches: int) -> Run:
-    plain = Pipeline(name, microbatches=microbatches, dtype=dtype, layers_per_stage=LAYERS)
+def run_schedule(name: str, dtype: torch.dtype, microbatches: int, log: list[str]) -> Run:
+    build = partial(
+        Pipeline, name, microbatches=microbatches, dtype=dtype, layers_per_stage=LAYERS, log=log
+    )
+    plain = build()
     expected = [plain.step(seed) for seed in range(STEPS)]
-    pipeline = Pipeline(name, microbatches=microbatches, dtype=dtype, layers_per_stage=LAYERS)
+    pipeline = build()
     swap = swapped(pipeline)
     records = [pipeline.step(seed) for seed in range(STEPS)]
     stats = swap.stats()
@@ -60,6 +66,7 @@ def run_schedule(name: str, dtype: torch.dtype, microbatches: int) -> Run:
     plan = attachment_of(swap).plan
     swap.remove()
     after = pipeline.step(0)
+    link_bytes, device_bytes = bytes_per_attention(plain)
     return Run(
         equal=[one.equals(other) for one, other in zip(expected, records, strict=True)],
         gradients=len(records[-1].gradients),
@@ -67,7 +74,10 @@ def run_schedule(name: str, dtype: torch.dtype, microbatches: int) -> Run:
         stats=stats,
         moved_attentions=moved_attentions(plan),
         simulated_peak=simulated_peak(plan),
-        bytes_per_attention=bytes_per_attention(plain),
+        link_bytes=link_bytes,
+        device_bytes=device_bytes,
+        planned_order=[str(member) for lowered in plan for member in lowered.step.members],
+        order=compute_calls(records[0].calls),
         removed_equal=expected[0].equals(after),
         wrapped_after_remove=any("forward_one_chunk" in vars(stage) for stage in pipeline.stages),
     )
@@ -108,31 +118,52 @@ def simulated_peak(plan: tuple[LoweredStep, ...]) -> int:
     return max(residency(chunks, keeps, attentions=attentions, steps=len(order)))
 
 
-def bytes_per_attention(pipeline: Pipeline) -> int:
-    """Let the policy select from one chunk, all of which moves, and count."""
+def bytes_per_attention(pipeline: Pipeline) -> tuple[int, int]:
+    """Let the policy select from one chunk: bytes over the link, and bytes on the device."""
     setup = TrainingSetup(pp_size=2)
     swap = registry.apply("attention", pipeline.modules[0], setup=setup, policy=POLICY)
-    swap.groups.set_group((0, 0))
     stage = pipeline.stages[0].submod
     tokens = torch.zeros((1, 64), dtype=torch.long)
     weight = next(stage.parameters())
     hidden = torch.zeros((1, 64, 64), dtype=weight.dtype, requires_grad=True)
-    output = stage(tokens if pipeline.stages[0].is_first else hidden)
-    swap.groups.set_group(None)
-    selected, rest = divmod(swap.stats().offloaded_bytes, LAYERS)
-    assert rest == 0
+    outputs = []
+    for microbatch, keep in enumerate((Keep.NOTHING, Keep.ALL)):
+        swap.groups.set_group((0, microbatch), keep=keep)
+        outputs.append(stage(tokens if pipeline.stages[0].is_first else hidden))
+        swap.groups.set_group(None)
+        if keep is Keep.NOTHING:
+            swap.groups.launch_offload((0, microbatch))
+            swap.groups.wait_offload((0, microbatch))
+    stats = swap.stats()
     swap.remove()
-    del output
-    return selected
+    assert stats.offloaded_bytes % LAYERS == stats.resident_bytes % LAYERS == 0
+    return stats.offloaded_bytes // LAYERS, stats.resident_bytes // LAYERS
+
+
+def compute_calls(calls: list[str]) -> list[str]:
+    """Write the recorded calls of compute methods as a schedule does."""
+    kinds = {
+        "forward_one_chunk": Kind.FORWARD,
+        "backward_one_chunk": Kind.FULL_BACKWARD,
+        "backward_weight_one_chunk": Kind.BACKWARD_WEIGHT,
+    }
+    order = []
+    for call in calls:
+        method, _, rest = call.partition("(")
+        if method in kinds:
+            stage, microbatch, *split = rest.rstrip(")").split(", ")
+            order.append(f"{stage}{Kind.BACKWARD_INPUT if split else kinds[method]}{microbatch}")
+    return order
 
 
 def run_all(size: int) -> dict[tuple[str, str], Run]:
 
-    return {
-        (name, dtype): run_schedule(name, DTYPES[dtype], WORLDS[size])
-        for name in SCHEDULES
-        for dtype in DTYPES
-    }
+    with recorded_calls() as log:
+        return {
+            (name, dtype): run_schedule(name, DTYPES[dtype], WORLDS[size], log)
+            for name in SCHEDULES
+            for dtype in DTYPES
+        }
 
 
 @pytest.fixture(scope="module", params=WORLDS, ids="{} ranks".format)
@@ -146,22 +177,25 @@ def by_rank(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_bits_and_bytes(name: str, dtype: str, by_rank: list[dict[tuple[str, str], Run]]) -> None:
+def test_bits_bytes_calls_and_peak(
+    name: str, dtype: str, by_rank: list[dict[tuple[str, str], Run]]
+) -> None:
     runs = [rank[name, dtype] for rank in by_rank]
     for run in runs:
         assert run.equal == [True] * STEPS
         assert run.gradients > 0
         assert run.moved_attentions > 0
         stats = run.stats
-        assert stats.offloaded_bytes == STEPS * run.moved_attentions * run.bytes_per_attention
+        assert stats.offloaded_bytes == STEPS * run.moved_attentions * run.link_bytes
         assert stats.reloaded_bytes == stats.offloaded_bytes
-        assert stats.resident_bytes_peak <= run.simulated_peak * run.bytes_per_attention
+        assert stats.resident_bytes_peak == run.simulated_peak * run.device_bytes
         assert stats.reload_misses == 0
         assert stats.late_releases == 0
         assert stats.live_groups == 0
         assert stats.host_bytes_in_use == 0
         assert stats.resident_bytes == 0
         assert KeepReason.FAILED not in stats.kept_bytes
+        assert run.order == run.planned_order
         assert run.removed_equal
         assert not run.wrapped_after_remove
     assert sum(run.losses for run in runs) == max(run.losses for run in runs) > 0
