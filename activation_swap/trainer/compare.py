@@ -15,7 +15,8 @@ from activation_swap.trainer.config import load_config
 from activation_swap.trainer.link import probe_link
 from activation_swap.trainer.measure import measure
 from activation_swap.trainer.plot import plot_report
-from activation_swap.trainer.report import build_report, markdown, table
+from activation_swap.trainer.rendering import markdown, table
+from activation_swap.trainer.report import build_report
 
 if TYPE_CHECKING:
     import argparse

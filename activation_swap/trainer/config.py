@@ -140,6 +140,8 @@ class Config(_Section):
         gradient_accumulation: Microbatches per step.
         steps: Steps of ``train``, counted from the first run on.
         seed: Seed of the weights.
+        cpu_threads: Threads of a computation on the CPU; ``None`` leaves it to torch. More than
+            the free cores makes each step many times slower.
         deterministic: Ask torch for deterministic algorithms where it has them. Slower.
         output: Directory of everything that a run writes.
         model: See :class:`ModelSection`.
@@ -156,6 +158,7 @@ class Config(_Section):
     gradient_accumulation: _Count = 1
     steps: _Count = 20
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    cpu_threads: _Count | None = None
     deterministic: bool = False
     output: Path = Path("out/run")
     model: ModelSection = ModelSection()

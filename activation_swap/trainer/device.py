@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from activation_swap.errors import Reason
 
@@ -74,7 +75,10 @@ def determinism(*, enabled: bool) -> Iterator[None]:
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     if enabled:
         torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    # Of the fused attention kernels only flash has a deterministic backward.
+    exact = sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]) if enabled else nullcontext()
     try:
-        yield
+        with exact:
+            yield
     finally:
         torch.use_deterministic_algorithms(mode=before, warn_only=warn_only)

@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from activation_swap import registry
 from activation_swap.errors import Reason
 from activation_swap.trainer.checkpoint import (
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    import torch
     from torch import nn
 
     from activation_swap.trainer.config import Config
@@ -89,6 +90,8 @@ class Trainer:
 
     def __init__(self, config: Config) -> None:
         self._config = config
+        if config.cpu_threads is not None:
+            torch.set_num_threads(config.cpu_threads)
         self.device = resolve_device(config.device)
         self.model = build_model(config.model, device=self.device, seed=config.seed)
         self.optimizer = build_optimizer(self.model, config.optimizer)

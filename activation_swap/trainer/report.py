@@ -1,4 +1,4 @@
-"""What a comparison found: the data of ``report.json`` and the table of ``report.md``."""
+"""What a comparison found: the data of ``report.json``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ import transformers
 import activation_swap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from activation_swap.trainer.config import Config
     from activation_swap.trainer.link import LinkRates
     from activation_swap.trainer.measure import Measurement, StepTime
 
-__all__ = ["ModeReport", "Report", "build_report", "markdown", "table"]
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+__all__ = ["ModeReport", "Report", "build_report"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +71,10 @@ class Report:
         baseline_repeats: Whether two runs of ``none`` were bitwise equal; ``None`` if not asked.
         first_difference: The first loss or gradient that differs.
         offloaded_bytes: Of ``attention``, over the timed steps.
+        peak_saved_bytes: Peak device memory of ``none`` less that of ``attention``.
+        peak_saved_share: The same as a part of the eligible bytes, which are the resident saved
+            bytes of ``none``.
+        step_time_ratio: Median step time of ``attention`` over that of ``none``.
         device: Name of the device.
         device_memory: What ``peak_device_bytes`` counts here.
         notes: How to read the figures.
@@ -88,6 +90,9 @@ class Report:
     baseline_repeats: bool | None
     first_difference: str | None
     offloaded_bytes: int
+    peak_saved_bytes: int | None
+    peak_saved_share: float | None
+    step_time_ratio: float | None
     device: str
     device_memory: str
     notes: tuple[str, ...]
@@ -143,12 +148,17 @@ def build_report(
         measured.mode: _mode(measured, link=link, steps=config.compare.timed_steps)
         for measured in (baseline, swapped)
     }
+    none, attention = modes["none"], modes["attention"]
+    saved = _difference(none.peak_device_bytes, attention.peak_device_bytes)
     return Report(
         losses_equal=_losses(baseline) == _losses(swapped) if complete else None,
         gradients_equal=baseline.gradients == swapped.gradients if complete else None,
         baseline_repeats=repeats,
         first_difference=difference,
-        offloaded_bytes=modes["attention"].offloaded_bytes,
+        offloaded_bytes=attention.offloaded_bytes,
+        peak_saved_bytes=saved,
+        peak_saved_share=_ratio(saved, none.resident_saved_bytes_peak),
+        step_time_ratio=_ratio(_median(attention), _median(none)),
         device=swapped.device or baseline.device,
         device_memory=(
             "the swap's own count of resident saved bytes: this machine has no accelerator"
@@ -173,55 +183,6 @@ def build_report(
     )
 
 
-def table(report: Report) -> list[tuple[str, str, str]]:
-    """Return the rows (quantity, ``none``, ``attention``) of the report's table."""
-    rows: list[tuple[str, Callable[[ModeReport], str]]] = [
-        ("peak device memory", lambda mode: _bytes(mode.peak_device_bytes)),
-        ("resident saved bytes, peak", lambda mode: _bytes(mode.resident_saved_bytes_peak)),
-        ("step time, median", lambda mode: _step_time(mode.step_seconds)),
-        ("step time, fastest to slowest", lambda mode: _spread(mode.step_seconds)),
-        ("offloaded per step", lambda mode: _bytes(mode.offloaded_bytes_per_step)),
-        ("reloaded per step", lambda mode: _bytes(mode.reloaded_bytes_per_step)),
-        ("D2H per step at the probed rate", lambda mode: _seconds(mode.d2h_seconds_per_step)),
-        ("H2D per step at the probed rate", lambda mode: _seconds(mode.h2d_seconds_per_step)),
-        ("pinned host memory", lambda mode: _bytes(mode.host_bytes_reserved)),
-        ("reload misses", lambda mode: str(mode.reload_misses)),
-        ("late releases", lambda mode: str(mode.late_releases)),
-    ]
-    none, attention = report.modes["none"], report.modes["attention"]
-    return [(name, _cell(none, show), _cell(attention, show)) for name, show in rows]
-
-
-def markdown(report: Report) -> str:
-    """Return ``report.md``."""
-    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    verdicts = {
-        "losses equal": report.losses_equal,
-        "gradients equal": report.gradients_equal,
-        "`none` repeats its own bits": report.baseline_repeats,
-    }
-    lines = [
-        "# activation_swap: none against attention",
-        "",
-        f"{report.device}; {versions}.",
-        "",
-        *(f"- {name}: **{_verdict(value)}**" for name, value in verdicts.items()),
-        *([f"- first difference: {report.first_difference}"] if report.first_difference else []),
-        "",
-        "| | none | attention |",
-        "| --- | ---: | ---: |",
-        *(f"| {' | '.join(row)} |" for row in table(report)),
-        "",
-        *_kept_lines(report),
-        *_link_lines(report.link),
-        *(f"- {note}" for note in report.notes),
-        "",
-        "![memory and step time](report.png)",
-        "",
-    ]
-    return "\n".join(lines)
-
-
 def _mode(measured: Measurement, *, link: LinkRates | None, steps: int) -> ModeReport:
     stats = measured.stats
     if stats is None:
@@ -244,10 +205,6 @@ def _mode(measured: Measurement, *, link: LinkRates | None, steps: int) -> ModeR
         late_releases=stats.late_releases,
         kept_bytes={str(reason): nbytes for reason, nbytes in sorted(stats.kept_bytes.items())},
     )
-
-
-def _cell(mode: ModeReport, show: Callable[[ModeReport], str]) -> str:
-    return "out of memory" if mode.out_of_memory else show(mode)
 
 
 def _losses(measured: Measurement) -> list[str]:
@@ -289,43 +246,13 @@ def _notes(config: Config, *, on_cpu: bool, repeats: bool | None) -> Iterator[st
         )
 
 
-def _kept_lines(report: Report) -> list[str]:
-    kept = report.modes["attention"].kept_bytes
-    if not kept:
-        return []
-    reasons = ", ".join(
-        f"{reason} {_bytes(nbytes / report.steps['timed'])}" for reason, nbytes in kept.items()
-    )
-    return [f"- Kept on the device per step, by reason: {reasons}."]
+def _difference(left: int | None, right: int | None) -> int | None:
+    return None if left is None or right is None else left - right
 
 
-def _link_lines(link: LinkRates | None) -> list[str]:
-    if link is None:
-        return []
-    rates = ", ".join(f"{name} {rate / 1e9:.1f} GB/s" for name, rate in asdict(link).items())
-    return [f"- Link, probed alone with pinned memory: {rates}."]
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
 
 
-def _bytes(value: float | None) -> str:
-    if value is None:
-        return "-"
-    unit = 0
-    while value >= 1024 and unit < len(_UNITS) - 1:  # noqa: PLR2004 - bytes per KiB
-        value, unit = value / 1024, unit + 1
-    return f"{value:.{2 if unit else 0}f} {_UNITS[unit]}"
-
-
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value * 1e3:.1f} ms"
-
-
-def _step_time(times: StepTime | None) -> str:
-    return "-" if times is None else _seconds(times.median)
-
-
-def _spread(times: StepTime | None) -> str:
-    return "-" if times is None else f"{_seconds(times.fastest)} to {_seconds(times.slowest)}"
-
-
-def _verdict(value: bool | None) -> str:  # noqa: FBT001 - a value, not a switch
-    return {None: "not checked", True: "yes", False: "no"}[value]
+def _median(mode: ModeReport) -> float | None:
+    return None if mode.step_seconds is None else mode.step_seconds.median

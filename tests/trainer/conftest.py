@@ -33,6 +33,7 @@ def make_config(tmp_path: Path, text: Path) -> MakeConfig:
     def make(**values: Any) -> Config:
         run = {
             "device": "cpu",
+            "cpu_threads": 1,
             "batch_size": 2,
             "sequence_length": 24,
             "steps": 4,

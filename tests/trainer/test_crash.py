@@ -84,6 +84,7 @@ def trainer_command(config: Path, *arguments: str) -> list[str]:
 def run_config(directory: Path, text: Path) -> Path:
     run: dict[str, Any] = {
         "device": "cpu",
+        "cpu_threads": 1,
         "batch_size": 1,
         "sequence_length": 512,
         "steps": STEPS,

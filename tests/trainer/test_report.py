@@ -13,7 +13,8 @@ from activation_swap.trainer.config import parse_config
 from activation_swap.trainer.link import LinkRates
 from activation_swap.trainer.measure import Measurement, StepTime
 from activation_swap.trainer.plot import plot_report
-from activation_swap.trainer.report import Report, build_report, markdown, table
+from activation_swap.trainer.rendering import markdown, table
+from activation_swap.trainer.report import Report, build_report
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,6 +105,8 @@ def test_out_of_memory_is_a_result(
 ) -> None:
     made = report(baseline=baseline, swapped=swapped, repeated=NONE_OOM)
     assert (made.losses_equal, made.gradients_equal, made.passed) == (None, None, passed)
+    assert made.peak_saved_bytes is None
+    assert made.step_time_ratio is None
     assert "out of memory" in markdown(made)
     plot_report(made, tmp_path / "report.png")
 
@@ -124,6 +127,17 @@ def test_device_memory_is_the_swaps_count_on_a_cpu_and_the_allocators_elsewhere(
     on_gpu = report(swapped=measured, link=LINK)
     assert on_gpu.modes["attention"].peak_device_bytes == 123
     assert not any("no accelerator" in note for note in on_gpu.notes)
+
+
+def test_gain_is_told_against_the_eligible_bytes() -> None:
+    made = report(swapped=replace(ATTENTION, step_time=StepTime.of((0.3,))))
+    assert made.peak_saved_bytes == 6 << 20
+    assert made.peak_saved_share == 0.75
+    assert made.step_time_ratio == pytest.approx(1.5)
+    text = markdown(made)
+    assert "Eligible saved bytes: 8.00 MiB" in text
+    assert "Peak device memory: lower by 6.00 MiB (75.0% of them)" in text
+    assert "Step time: 1.500 of `none`" in text
 
 
 def test_json_has_the_promised_keys() -> None:
