@@ -38,6 +38,9 @@ class SwapPolicy:
             storage move: most of it belongs to somebody else. (Default: 0.5)
         keep_last: Leave the last attention of a layer chain on the device, since its backward
             comes first. (Default: ``True``)
+        fraction: Part of the attentions whose saved tensors move, spread evenly over the layers.
+            Below 1 the others cost no time at all, and the copies of those that move have longer
+            to hide: 0.5 halves both the gain and the cost. (Default: 1.0)
         narrow: Let a fp32 tensor that the graph proves to be an upcast of bf16 cross the link as
             bf16; the round trip gives the same bits. (Default: ``True``)
         slab_bytes: Size of one pinned slab. Pinned memory grows slab by slab. A power of two, so
@@ -49,6 +52,7 @@ class SwapPolicy:
     min_bytes: int = MIB
     min_coverage: float = 0.5
     keep_last: bool = True
+    fraction: float = 1.0
     narrow: bool = True
     slab_bytes: int = 64 * MIB
     max_host_bytes: int | None = None

@@ -107,8 +107,9 @@ def _bytes_or_none(value: Any) -> bool:
     return value is None or (_whole(value) and value >= 0)
 
 
-def _power_of_two(value: Any) -> bool:
-    return _whole(value) and value > 0 and value & (value - 1) == 0
+def _slab_size(value: Any) -> bool:
+    # Blocks are cut into multiples of 512 bytes.
+    return _whole(value) and value >= 512 and value & (value - 1) == 0  # noqa: PLR2004
 
 
 def _share(value: Any) -> bool:
@@ -125,7 +126,11 @@ _POLICY_RULES: Final = {
     "min_bytes": ("a whole number of at least 0", lambda value: _whole(value) and value >= 0),
     "min_coverage": ("a number from 0 to 1", _share),
     "keep_last": ("a boolean", _flag),
+    "fraction": (
+        "a number above 0 and at most 1",
+        lambda value: _share(value) and value > 0,
+    ),
     "narrow": ("a boolean", _flag),
-    "slab_bytes": ("a power of two", _power_of_two),
+    "slab_bytes": ("a power of two, at least 512", _slab_size),
     "max_host_bytes": ("None or a whole number of at least 0", _bytes_or_none),
 }

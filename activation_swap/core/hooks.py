@@ -20,11 +20,10 @@ from activation_swap.core.torch_private import (
 from activation_swap.errors import Reason
 
 if TYPE_CHECKING:
-    from activation_swap._config import SwapPolicy
     from activation_swap.core.engine import Engine
     from activation_swap.core.link import Links
     from activation_swap.core.order import SwapOrder
-    from activation_swap.core.site import Site
+    from activation_swap.core.site import SwapPlan
 
 __all__ = ["AfterAttention", "BeforeAttention", "InertHook", "Tracer"]
 
@@ -40,27 +39,19 @@ class Tracer:
     """Opens a recorder around each training call of an attention.
 
     Args:
-        sites: The attentions, in forward order.
+        plan: The attentions in forward order, which of them are recorded, and what may move.
         engine: Takes the recorded groups.
         links: Gives a group its device's link.
         order: Decides what is taken, kept and released.
-        policy: What may move.
     """
 
-    def __init__(
-        self,
-        sites: tuple[Site, ...],
-        *,
-        engine: Engine,
-        links: Links,
-        order: SwapOrder,
-        policy: SwapPolicy,
-    ) -> None:
-        self._sites = sites
+    def __init__(self, plan: SwapPlan, *, engine: Engine, links: Links, order: SwapOrder) -> None:
+        self._sites = plan.sites
+        self._policy = plan.policy
+        self._recorded = plan.recorded()
         self._engine = engine
         self._links = links
         self._order = order
-        self._policy = policy
         self._open = _Open()
 
     def fqn(self, index: int) -> str:
@@ -75,7 +66,7 @@ class Tracer:
         """
         site = self._sites[index]
         check_recompute_flag(site)
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or index not in self._recorded:
             return
         recorders = self._open.recorders
         if recorders and not self.close_interrupted():

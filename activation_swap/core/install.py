@@ -45,9 +45,7 @@ class InstalledSwap:
             order = LayerChain(
                 self._engine, last=len(plan.sites) - 1, keep_last=plan.policy.keep_last
             )
-        self._tracer = Tracer(
-            plan.sites, engine=self._engine, links=self._links, order=order, policy=plan.policy
-        )
+        self._tracer = Tracer(plan, engine=self._engine, links=self._links, order=order)
 
     @property
     def active(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from activation_swap._config import SwapPolicy, TrainingSetup
@@ -49,3 +50,19 @@ class SwapPlan:
     sites: tuple[Site, ...]
     setup: TrainingSetup = field(default_factory=TrainingSetup)
     policy: SwapPolicy = field(default_factory=SwapPolicy)
+
+    def recorded(self) -> frozenset[int]:
+        """Return the positions of the sites whose saved tensors are taken.
+
+        ``policy.fraction`` of them, spread evenly; and the last of every stage, whose backward is
+        the signal that the others' is coming.
+        """
+        # Exact, so that 0.1 of 10 sites is one of them, and not none for want of a last digit.
+        share = Fraction(self.policy.fraction).limit_denominator(1000)
+        spread = {
+            order
+            for order in range(len(self.sites))
+            if (order + 1) * share // 1 > order * share // 1
+        }
+        last = {site.stage: order for order, site in enumerate(self.sites)}
+        return frozenset(spread | set(last.values()))
