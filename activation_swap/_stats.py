@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -71,4 +70,4 @@ class SwapStats:
     host_bytes_reserved: int = 0
     resident_bytes: int = 0
     resident_bytes_peak: int = 0
-    kept_bytes: Mapping[KeepReason, int] = field(default_factory=lambda: MappingProxyType({}))
+    kept_bytes: Mapping[KeepReason, int] = field(default_factory=dict)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from activation_swap._stats import SwapStats
@@ -65,5 +64,5 @@ class Counters:
             host_bytes_reserved=host_bytes_reserved,
             resident_bytes=self.resident_bytes,
             resident_bytes_peak=self.resident_bytes_peak,
-            kept_bytes=MappingProxyType({k: v for k, v in sorted(self.kept_bytes.items()) if v}),
+            kept_bytes={k: v for k, v in sorted(self.kept_bytes.items()) if v},
         )
