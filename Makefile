@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 GPU_PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint coverage matrix matrix-all canary gpu-test audit clean
+.PHONY: help setup demo pp-demo test lint coverage matrix matrix-all canary gpu-test audit clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -21,6 +21,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: setup ## Compare none with attention on the tiny model: out/demo/report.md
 	$(BIN)/activation-swap compare configs/demo.yaml
+
+pp-demo: setup ## Compare none with attention under 1F1B on two CPU processes: out/pp-demo/report.json
+	$(BIN)/torchrun --nproc-per-node=2 -m activation_swap.trainer compare configs/pp-demo.yaml
 
 lint: setup ## Lint, formatting, types, import contract
 	$(BIN)/ruff check .

@@ -423,6 +423,14 @@ class Reason(Enum):
         expected="an activation_swap.SwapPolicy with legal fields",
         fix="correct the value",
     )
+    ADAPTER_CONTRACT = ReasonSpec(
+        code="AS117",
+        kind=RejectedError,
+        summary="an adapter breaks a rule that the registry relies on",
+        expected="what activation_swap.testing.check_adapter says of sites, checks and bits",
+        fix="repair the adapter",
+        consequence="it should not be released",
+    )
     INVALID_CONFIG = ReasonSpec(
         code="AS401",
         kind=RejectedError,
@@ -509,6 +517,14 @@ class Reason(Enum):
         summary="a package that this command needs is not installed",
         expected="the packages of the trainer extra",
         fix="pip install 'activation-swap[trainer]'",
+        consequence=_NOTHING_RUN,
+    )
+    NO_RANKS = ReasonSpec(
+        code="AS412",
+        kind=RejectedError,
+        summary="the processes of this run do not make up a pipeline",
+        expected="torchrun with a multiple of pp_size processes",
+        fix="start it with torchrun --nproc-per-node=N -m activation_swap.trainer, or pp_size: 1",
         consequence=_NOTHING_RUN,
     )
     SCHEDULE_TEXT = ReasonSpec(

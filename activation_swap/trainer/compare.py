@@ -14,6 +14,7 @@ from rich.table import Table
 from activation_swap.trainer.config import load_config
 from activation_swap.trainer.link import probe_link
 from activation_swap.trainer.measure import measure
+from activation_swap.trainer.pipeline_compare import compare_pipeline
 from activation_swap.trainer.plot import plot_report
 from activation_swap.trainer.rendering import markdown, table
 from activation_swap.trainer.report import build_report
@@ -47,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Compare, print and write the report; the exit code is 1 when the bits differ."""
     config = load_config(arguments.config, arguments.overrides)
+    if config.pp_size > 1:
+        across = compare_pipeline(config)
+        return 0 if across.losses_equal and across.gradients_equal else 1
     report = compare(config)
     write_report(report, config.output)
     _show(report, config.output)

@@ -137,7 +137,11 @@ class Config(_Section):
         device: ``auto`` (the accelerator, else the CPU) or a torch device.
         batch_size: Sequences per microbatch.
         sequence_length: Tokens per sequence.
-        gradient_accumulation: Microbatches per step.
+        gradient_accumulation: Microbatches per step, one after the other.
+        pp_size: Pipeline ranks. Above 1, the run is started with torchrun; further ranks shard each
+            stage with FSDP2.
+        microbatches: Microbatches per step that are in the pipeline together.
+        schedule: Name of a schedule of ``torch.distributed.pipelining``.
         steps: Steps of ``train``, counted from the first run on.
         seed: Seed of the weights.
         cpu_threads: Threads of a computation on the CPU; ``None`` leaves it to torch. More than
@@ -156,6 +160,9 @@ class Config(_Section):
     batch_size: _Count = 2
     sequence_length: Annotated[int, Field(ge=2)] = 1024
     gradient_accumulation: _Count = 1
+    pp_size: _Count = 1
+    microbatches: _Count = 1
+    schedule: str = "1F1B"
     steps: _Count = 20
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     cpu_threads: _Count | None = None
@@ -174,6 +181,27 @@ class Config(_Section):
         if self.optimizer.name == "sgd_in_backward" and self.gradient_accumulation > 1:
             msg = "gradient_accumulation above 1 needs optimizer.name: adamw"
             raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _what_a_pipeline_supports(self) -> Config:
+        limits = {
+            "microbatches above 1 needs pp_size above 1; see gradient_accumulation": (
+                self.pp_size == 1 and self.microbatches > 1
+            ),
+            "pp_size above 1 needs gradient_accumulation: 1; see microbatches": (
+                self.pp_size > 1 and self.gradient_accumulation > 1
+            ),
+            "pp_size above 1 needs optimizer.name: adamw": (
+                self.pp_size > 1 and self.optimizer.name != "adamw"
+            ),
+            "checkpoint.every needs pp_size: 1": (
+                self.pp_size > 1 and self.checkpoint.every is not None
+            ),
+        }
+        for msg, broken in limits.items():
+            if broken:
+                raise ValueError(msg)
         return self
 
     def trajectory(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 import torch
+from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +35,9 @@ class GradientDigest:
         self._sums: list[tuple[str, torch.Tensor]] = []
 
     def observe(self, name: str, gradient: torch.Tensor) -> None:
-        """Fingerprint one gradient on its device, without waiting for it."""
+        """Fingerprint one gradient, of a sharded one the part here, without waiting for it."""
+        if isinstance(gradient, DTensor):
+            gradient = gradient.to_local()
         flat = gradient.detach().contiguous().view(-1).view(_WORDS[gradient.element_size()])
         sums = [
             (block.long() * self._weights[: block.numel()]).sum()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import warnings
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -20,11 +20,13 @@ from activation_swap.trainer.loop import Trainer
 from activation_swap.trainer.progress import step_progress
 
 if TYPE_CHECKING:
-    from activation_swap import SwapStats
+    from activation_swap import Swap, SwapStats
     from activation_swap.trainer.config import Config, Mode
+    from activation_swap.trainer.loop import StepResult
+    from activation_swap.trainer.optimizer import Optimizer
     from activation_swap.trainer.progress import Advance
 
-__all__ = ["Measurement", "StepTime", "measure"]
+__all__ = ["MeasuredTrainer", "Measurement", "StepTime", "measure", "measure_steps"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +84,23 @@ class Measurement:
     stats: SwapStats | None = None
 
 
+class MeasuredTrainer(Protocol):
+    """What is measured.
+
+    Attributes:
+        device: Where the weights are.
+        optimizer: Sees every gradient.
+        swap: The swap, active or not.
+    """
+
+    device: torch.device
+    optimizer: Optimizer
+    swap: Swap
+
+    def step(self) -> StepResult:
+        """Train on the next microbatches."""
+
+
 def measure(config: Config, mode: Mode) -> Measurement:
     """Run the steps of ``config.compare`` in one mode.
 
@@ -108,6 +127,26 @@ def measure(config: Config, mode: Mode) -> Measurement:
 
 def _measure(config: Config, mode: Mode, advance: Advance) -> Measurement:
     trainer = Trainer(config)
+    measured = measure_steps(trainer, config, mode, advance)
+    if mode == "none":
+        measured = replace(measured, resident_saved_bytes_peak=_count_resident(trainer))
+    return measured
+
+
+def measure_steps(
+    trainer: MeasuredTrainer, config: Config, mode: Mode, advance: Advance
+) -> Measurement:
+    """Run and measure the steps of ``config.compare`` on a trainer that has run none.
+
+    Args:
+        trainer: Set up for ``mode``.
+        config: The run.
+        mode: What ``trainer`` was set up for.
+        advance: Called after each step.
+
+    Returns:
+        The measurement, with the resident bytes that the swap itself counted.
+    """
     losses: list[float] = []
 
     def step() -> float:
@@ -138,9 +177,7 @@ def _measure(config: Config, mode: Mode, advance: Advance) -> Measurement:
         gradients=tuple(gradients),
         step_time=StepTime.of(seconds),
         peak_device_bytes=peak,
-        resident_saved_bytes_peak=(
-            _count_resident(trainer) if mode == "none" else stats.resident_bytes_peak
-        ),
+        resident_saved_bytes_peak=stats.resident_bytes_peak,
         # A read-only mapping does not travel between processes.
         stats=replace(stats, kept_bytes=dict(stats.kept_bytes)),
     )

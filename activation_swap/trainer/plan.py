@@ -17,6 +17,7 @@ from activation_swap.trainer.attention_bytes import AttentionBytes, AttentionSha
 from activation_swap.trainer.config import ModelSection
 from activation_swap.trainer.model import read_model_config
 from activation_swap.trainer.pipeline_plan import PipelineSetup, plan_pipeline
+from activation_swap.trainer.stage_split import usual_stages_per_rank
 
 if TYPE_CHECKING:
     import argparse
@@ -28,7 +29,6 @@ __all__ = ["add_arguments", "run"]
 _GIB = 1024**3
 _ITEMSIZE = {"bfloat16": 2, "float32": 4}
 _TABLE_WIDTH = 150
-_SINGLE_STAGE = {"1f1b", "gpipe"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -111,7 +111,7 @@ def _setup(arguments: argparse.Namespace) -> PipelineSetup:
         head_dim=config.head_dim,
         itemsize=_ITEMSIZE[arguments.dtype],
     )
-    default = 1 if arguments.schedule.lower() in _SINGLE_STAGE else 2
+    default = usual_stages_per_rank(arguments.schedule)
     return PipelineSetup(
         schedule=arguments.schedule,
         pp_size=arguments.pp_size,

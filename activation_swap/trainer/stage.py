@@ -45,19 +45,25 @@ class Stage(nn.Module):
         model: A pruned causal language model.
         first: Whether the input is token ids ``[batch, sequence]``; else hidden states.
         last: Whether the output is logits ``[batch, sequence, vocabulary]``; else hidden states.
+
+    Attributes:
+        model: The pruned model, which ``registry.apply`` takes.
+        first: See above.
+        last: See above.
     """
 
     def __init__(self, model: PreTrainedModel, *, first: bool, last: bool) -> None:
         super().__init__()
         self.model = model
-        self._input = "input_ids" if first else "inputs_embeds"
-        self._last = last
+        self.first = first
+        self.last = last
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         """Run the stage's layers."""
         stack: Any = self.model.model
-        hidden: torch.Tensor = stack(**{self._input: value}, use_cache=False).last_hidden_state
-        if not self._last:
+        name = "input_ids" if self.first else "inputs_embeds"
+        hidden: torch.Tensor = stack(**{name: value}, use_cache=False).last_hidden_state
+        if not self.last:
             return hidden
         head: Any = self.model.lm_head
         logits: torch.Tensor = head(hidden)

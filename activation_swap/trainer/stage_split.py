@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-__all__ = ["split_layers"]
+__all__ = ["split_layers", "usual_stages_per_rank"]
+
+_SINGLE_STAGE = {"1f1b", "gpipe"}
+
+
+def usual_stages_per_rank(schedule: str) -> int:
+    """Return 1 for the schedules with one stage on each rank, and 2 for the others."""
+    return 1 if schedule.lower() in _SINGLE_STAGE else 2
 
 
 def split_layers(layers: int, stages: int) -> tuple[range, ...]:

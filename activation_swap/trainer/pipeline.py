@@ -1,0 +1,154 @@
+"""Training with pipeline parallelism: stages split by layer, and FSDP2 within a stage."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
+from torch.nn import functional
+
+from activation_swap import TrainingSetup, registry
+from activation_swap.core.schedule.torch_pipelining import compute_orders
+from activation_swap.trainer.corpus import open_corpus
+from activation_swap.trainer.device import synchronize
+from activation_swap.trainer.loop import StepResult
+from activation_swap.trainer.model import build_model
+from activation_swap.trainer.optimizer import build_optimizer
+from activation_swap.trainer.stage import Stage, prune
+from activation_swap.trainer.stage_split import split_layers, usual_stages_per_rank
+from activation_swap.trainer.stream import TokenStream
+
+if TYPE_CHECKING:
+    from activation_swap.trainer.config import Config
+    from activation_swap.trainer.ranks import Ranks
+
+__all__ = ["PipelineTrainer", "next_token_loss"]
+
+
+def next_token_loss(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Mean loss of predicting each token from those before it.
+
+    Args:
+        logits: ``[batch, sequence, vocabulary]``.
+        tokens: ``[batch, sequence]``.
+    """
+    return functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+class PipelineTrainer:
+    """This rank's stages of a run, and the position in its data.
+
+    Args:
+        config: The run.
+        ranks: This process among the others.
+
+    Attributes:
+        stages: The stage modules by the index of the stage.
+        optimizer: Of this rank's weights.
+        swap: The swap; inactive for ``activation_swap: none``.
+        device: Where the stages are.
+        done: Steps done.
+    """
+
+    def __init__(self, config: Config, ranks: Ranks) -> None:
+        self._config = config
+        self._ranks = ranks
+        self.device = ranks.device
+        if config.cpu_threads is not None:
+            torch.set_num_threads(config.cpu_threads)
+        per_rank = usual_stages_per_rank(config.schedule)
+        orders = compute_orders(
+            config.schedule,
+            pp_size=config.pp_size,
+            microbatches=config.microbatches,
+            stages_per_rank=per_rank,
+        )
+        own = orders[ranks.pipeline.get_local_rank()]
+        indices = sorted({member.stage for step in own for member in step.members})
+        count = config.pp_size * per_rank
+        self.stages = {index: self._build_stage(index, count) for index in indices}
+        self.swap = registry.apply(
+            config.activation_swap,
+            [stage.model for stage in self.stages.values()],
+            setup=TrainingSetup(pp_size=config.pp_size),
+        )
+        if ranks.data.size() > 1:
+            for stage in self.stages.values():
+                _shard(stage, ranks)
+        self._schedule = self._build_schedule(count)
+        self.swap.attach(self._schedule)
+        modules = nn.ModuleDict({str(index): stage for index, stage in self.stages.items()})
+        self.optimizer = build_optimizer(modules, config.optimizer)
+        self.done = 0
+        vocabulary = next(iter(self.stages.values())).model.config.vocab_size
+        self._stream = TokenStream(open_corpus(config.data, vocab_size=vocabulary))
+
+    def step(self) -> StepResult:
+        """Train on the next microbatches. Every rank returns the loss of all data."""
+        tokens = self._next_microbatches()
+        last = len(self.stages) and any(stage.last for stage in self.stages.values())
+        first = any(stage.first for stage in self.stages.values())
+        losses: list[torch.Tensor] = []
+        synchronize(self.device)
+        start = time.perf_counter()
+        self._schedule.step(
+            *((tokens,) if first else ()),
+            target=tokens if last else None,
+            losses=losses if last else None,
+            return_outputs=False,
+        )
+        self.optimizer.step()
+        synchronize(self.device)
+        seconds = time.perf_counter() - start
+        self.done += 1
+        return StepResult(loss=self._mean_loss(losses), seconds=seconds)
+
+    def _build_stage(self, index: int, count: int) -> Stage:
+        ends = {"first": index == 0, "last": index == count - 1}
+        model = build_model(self._config.model, device=self.device, seed=self._config.seed)
+        layers = split_layers(model.config.num_hidden_layers, count)[index]
+        return Stage(prune(model, layers, **ends), **ends)
+
+    def _build_schedule(self, count: int) -> Any:
+        group = self._ranks.pipeline.get_group()
+        stages = [
+            PipelineStage(stage, index, count, self.device, group=group)
+            for index, stage in self.stages.items()
+        ]
+        kind = get_schedule_class(self._config.schedule)
+        single = issubclass(kind, PipelineScheduleSingle)
+        return kind(
+            stages[0] if single else stages,
+            n_microbatches=self._config.microbatches,
+            loss_fn=next_token_loss,
+        )
+
+    def _next_microbatches(self) -> torch.Tensor:
+        """Read the data of all pipelines, and keep that of this one."""
+        rows = self._config.microbatches * self._config.batch_size
+        taken = self._stream.take(
+            batch_size=rows * self._ranks.data.size(), sequence_length=self._config.sequence_length
+        )
+        first = rows * self._ranks.data.get_local_rank()
+        return taken[first : first + rows].to(self.device)
+
+    def _mean_loss(self, losses: list[torch.Tensor]) -> float:
+        """Average over microbatches and pipelines; ranks without the last stage add nothing."""
+        total = torch.zeros((), device=self.device, dtype=torch.float64)
+        for loss in losses:
+            total += loss.detach()
+        dist.all_reduce(total)
+        return total.item() / (self._config.microbatches * self._ranks.data.size())
+
+
+def _shard(stage: Stage, ranks: Ranks) -> None:
+    stack: Any = stage.model.model
+    for layer in stack.layers:
+        fully_shard(layer, mesh=ranks.data)
+    fully_shard(stage, mesh=ranks.data)

@@ -1,0 +1,183 @@
+"""``compare`` under torchrun: none against attention, rank by rank."""
+
+from __future__ import annotations
+
+import gc
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+
+from activation_swap import SwapStats
+from activation_swap.trainer.device import determinism
+from activation_swap.trainer.measure import measure_steps
+from activation_swap.trainer.pipeline import PipelineTrainer
+from activation_swap.trainer.progress import step_progress
+from activation_swap.trainer.ranks import join_ranks
+
+if TYPE_CHECKING:
+    from activation_swap.trainer.config import Config, Mode
+    from activation_swap.trainer.measure import Measurement
+    from activation_swap.trainer.ranks import Ranks
+
+__all__ = ["PipelineReport", "RankReport", "compare_pipeline"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankReport:
+    """One rank of a comparison. Bytes are of the timed steps.
+
+    Attributes:
+        rank: Which process.
+        stages: Its stages.
+        losses_equal: Loss of every step bitwise equal in both modes.
+        gradients_equal: Every gradient of the digested steps bitwise equal.
+        gradients: How many were compared.
+        offloaded_bytes: Crossed the link to the host.
+        reloaded_bytes: Crossed it back.
+        reload_misses: Groups that no prefetch had reloaded in time.
+        late_releases: Groups whose backward began before their memory was given up.
+        resident_saved_bytes_peak: Largest device bytes of eligible saved tensors, with the swap.
+        host_bytes_reserved: Pinned host memory at the end.
+        step_seconds: Median step by mode.
+        peak_device_bytes: The allocator's peak by mode; ``None`` on a CPU.
+        device: Its name.
+    """
+
+    rank: int
+    stages: tuple[int, ...]
+    losses_equal: bool
+    gradients_equal: bool
+    gradients: int
+    offloaded_bytes: int
+    reloaded_bytes: int
+    reload_misses: int
+    late_releases: int
+    resident_saved_bytes_peak: int | None
+    host_bytes_reserved: int
+    step_seconds: dict[Mode, float]
+    peak_device_bytes: dict[Mode, int | None]
+    device: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PipelineReport:
+    """All ranks of a comparison.
+
+    Attributes:
+        losses_equal: On every rank.
+        gradients_equal: On every rank.
+        ranks: By rank.
+        config: The run.
+    """
+
+    losses_equal: bool
+    gradients_equal: bool
+    ranks: tuple[RankReport, ...]
+    config: dict[str, Any]
+
+
+def compare_pipeline(config: Config) -> PipelineReport:
+    """Measure both modes on every rank; rank 0 writes ``report.json`` and prints.
+
+    Unlike a comparison on one device, both modes run in the same processes, one after the other:
+    a group of processes is joined once.
+
+    Args:
+        config: The run, with ``pp_size`` above 1.
+
+    Returns:
+        The same report on every rank.
+
+    Raises:
+        RejectedError: AS412 when torchrun did not start these processes, AS508 when there is no
+            such pipeline.
+    """
+    with join_ranks(config) as ranks, determinism(enabled=config.deterministic):
+        stages, baseline = _measure(config, "none", ranks)
+        _, swapped = _measure(config, "attention", ranks)
+        own = _rank_report(stages, baseline, swapped)
+        reports: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(reports, own)
+        report = PipelineReport(
+            losses_equal=all(rank.losses_equal for rank in reports),
+            gradients_equal=all(rank.gradients_equal for rank in reports),
+            ranks=tuple(reports),
+            config=config.model_dump(mode="json"),
+        )
+        if dist.get_rank() == 0:
+            config.output.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(asdict(report), indent=2)
+            (config.output / "report.json").write_text(text + "\n", "utf-8")
+            _show(report)
+    return report
+
+
+def _measure(config: Config, mode: Mode, ranks: Ranks) -> tuple[tuple[int, ...], Measurement]:
+    compare = config.compare
+    total = compare.digest_steps + compare.warmup_steps + compare.timed_steps
+    trainer = PipelineTrainer(config.model_copy(update={"activation_swap": mode}), ranks)
+    if dist.get_rank() == 0:
+        with step_progress(f"{mode:>9}", total=total) as advance:
+            measured = measure_steps(trainer, config, mode, advance)
+    else:
+        measured = measure_steps(trainer, config, mode, _silent)
+    stages = tuple(trainer.stages)
+    trainer.swap.remove()
+    del trainer
+    gc.collect()  # a schedule and its stages refer to each other
+    if ranks.device.type != "cpu":
+        torch.accelerator.empty_cache()
+    return stages, measured
+
+
+def _silent(*, loss: float) -> None:
+    """Show nothing: one rank shows the progress of all."""
+
+
+def _rank_report(
+    stages: tuple[int, ...], baseline: Measurement, swapped: Measurement
+) -> RankReport:
+    modes: dict[Mode, Measurement] = {"none": baseline, "attention": swapped}
+    stats = swapped.stats or SwapStats()
+    return RankReport(
+        rank=dist.get_rank(),
+        stages=stages,
+        losses_equal=[x.hex() for x in baseline.losses] == [x.hex() for x in swapped.losses],
+        gradients_equal=baseline.gradients == swapped.gradients,
+        gradients=sum(map(len, swapped.gradients)),
+        offloaded_bytes=stats.offloaded_bytes,
+        reloaded_bytes=stats.reloaded_bytes,
+        reload_misses=stats.reload_misses,
+        late_releases=stats.late_releases,
+        resident_saved_bytes_peak=swapped.resident_saved_bytes_peak,
+        host_bytes_reserved=stats.host_bytes_reserved,
+        step_seconds={
+            mode: m.step_time.median for mode, m in modes.items() if m.step_time is not None
+        },
+        peak_device_bytes={mode: m.peak_device_bytes for mode, m in modes.items()},
+        device=swapped.device,
+    )
+
+
+def _show(report: PipelineReport) -> None:
+    shown = Table(title=f"activation_swap under {report.config['schedule']}")
+    columns = ("rank", "stages", "offloaded bytes", "reload misses", "resident peak", "s per step")
+    for name in columns:
+        shown.add_column(name, justify="right")
+    for rank in report.ranks:
+        shown.add_row(
+            str(rank.rank),
+            ", ".join(map(str, rank.stages)),
+            f"{rank.offloaded_bytes:,}",
+            str(rank.reload_misses),
+            f"{rank.resident_saved_bytes_peak:,}",
+            " > ".join(f"{seconds:.3f}" for seconds in rank.step_seconds.values()),
+        )
+    console = Console()
+    console.print(shown)
+    console.print(f"losses equal: {report.losses_equal}, gradients: {report.gradients_equal}")
