@@ -199,7 +199,7 @@ def test_c42_adapters_change_in_mid_run() -> None:
         lambda m: m.unmerge_adapter(),
         lambda m: m.add_adapter("two", LoraConfig(target_modules=["q_proj"], r=2)),
         lambda m: m.set_adapter("two"),
-        lambda m: m.delete_adapter("default"),
+        lambda m: (m.delete_adapter("default"), m.set_adapter("two")),
     ]
     for change in changes:
         both(change)
