@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,10 +17,13 @@ from torch.nn import functional
 from activation_swap import TrainingSetup, registry
 from activation_swap.core.schedule.torch_pipelining import compute_orders
 from activation_swap.trainer.corpus import open_corpus
-from activation_swap.trainer.device import synchronize
+from activation_swap.trainer.device import determinism, peak_device_bytes, synchronize
 from activation_swap.trainer.loop import StepResult
+from activation_swap.trainer.metrics import MetricsFile
 from activation_swap.trainer.model import build_model
 from activation_swap.trainer.optimizer import build_optimizer
+from activation_swap.trainer.progress import step_progress
+from activation_swap.trainer.ranks import join_ranks
 from activation_swap.trainer.stage import Stage, prune
 from activation_swap.trainer.stage_split import split_layers, usual_stages_per_rank
 from activation_swap.trainer.stream import TokenStream
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
     from activation_swap.trainer.config import Config
     from activation_swap.trainer.ranks import Ranks
 
-__all__ = ["PipelineTrainer", "next_token_loss"]
+__all__ = ["PipelineTrainer", "next_token_loss", "train_pipeline"]
 
 
 def next_token_loss(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -92,7 +96,7 @@ class PipelineTrainer:
     def step(self) -> StepResult:
         """Train on the next microbatches. Every rank returns the loss of all data."""
         tokens = self._next_microbatches()
-        last = len(self.stages) and any(stage.last for stage in self.stages.values())
+        last = any(stage.last for stage in self.stages.values())
         first = any(stage.first for stage in self.stages.values())
         losses: list[torch.Tensor] = []
         synchronize(self.device)
@@ -145,6 +149,53 @@ class PipelineTrainer:
             total += loss.detach()
         dist.all_reduce(total)
         return total.item() / (self._config.microbatches * self._ranks.data.size())
+
+
+def train_pipeline(config: Config) -> float:
+    """Train to the last step of the configuration; rank 0 writes ``metrics.jsonl``.
+
+    Args:
+        config: The run, with ``pp_size`` above 1.
+
+    Returns:
+        The loss of the last step.
+
+    Raises:
+        RejectedError: AS412 when torchrun did not start these processes, AS508 when there is no
+            such pipeline.
+    """
+    loss = float("nan")
+    with ExitStack() as stack:
+        ranks = stack.enter_context(join_ranks(config))
+        stack.enter_context(determinism(enabled=config.deterministic))
+        trainer = PipelineTrainer(config, ranks)
+        metrics, advance = None, None
+        if dist.get_rank() == 0:
+            metrics = MetricsFile(config.output / "metrics.jsonl", after_step=0)
+            stack.callback(metrics.close)
+            advance = stack.enter_context(step_progress("train", total=config.steps))
+        while trainer.done < config.steps:
+            result = trainer.step()
+            loss = result.loss
+            if metrics is not None and advance is not None:
+                _record(metrics, trainer, result)
+                advance(loss=loss)
+            trainer.swap.reset_stats()
+    return loss
+
+
+def _record(metrics: MetricsFile, trainer: PipelineTrainer, result: StepResult) -> None:
+    stats = trainer.swap.stats()
+    metrics.write(
+        step=trainer.done,
+        loss=result.loss,
+        seconds=result.seconds,
+        peak_device_bytes=peak_device_bytes(trainer.device),
+        offloaded_bytes=stats.offloaded_bytes,
+        reloaded_bytes=stats.reloaded_bytes,
+        reload_misses=stats.reload_misses,
+        host_bytes_reserved=stats.host_bytes_reserved,
+    )
 
 
 def _shard(stage: Stage, ranks: Ranks) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from activation_swap.trainer.config import load_config
 from activation_swap.trainer.loop import train
+from activation_swap.trainer.pipeline import train_pipeline
 
 if TYPE_CHECKING:
     import argparse
@@ -33,5 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Train, and return the exit code."""
     config = load_config(arguments.config, arguments.overrides)
-    train(config, resume=arguments.resume)
+    if config.pp_size > 1:
+        train_pipeline(config)
+    else:
+        train(config, resume=arguments.resume)
     return 0
