@@ -54,7 +54,7 @@ def report(model: nn.Module, *, version: Version) -> tuple[bool, str]:
     Returns:
         Whether everything holds, and the text to print: "supported", or the rows to add.
     """
-    found = probe(model, version=version)
+    found = probe(model, version=version, pipelined=False)
     checks = [*found.checks]
     if all(check.passed for check in checks):
         checks.append(_return_arity(model, found.slots, version))

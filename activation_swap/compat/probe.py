@@ -56,7 +56,7 @@ class Probe:
     checks: tuple[Check, ...]
 
 
-def probe(model: nn.Module, *, version: Version, pipelined: bool = False) -> Probe:
+def probe(model: nn.Module, *, version: Version, pipelined: bool) -> Probe:
     """Compare a live Qwen3-MoE model with the facts of a Transformers release.
 
     Args:

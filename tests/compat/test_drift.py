@@ -194,7 +194,7 @@ def test_canary_sees_another_return_arity(monkeypatch: pytest.MonkeyPatch) -> No
 
     assert not supported
     assert "AS214 length of the tuple that the attention returns, at model.layers.0" in text
-    assert "  found    a tuple of 3" in text
+    assert "  found    a tuple of 3\n  expected 2\n" in text
 
 
 def test_all_differences_are_reported_at_once() -> None:
@@ -227,7 +227,7 @@ def test_another_return_arity_stops_the_first_forward() -> None:
     registry.apply("attention", model, policy=SwapPolicy(min_bytes=0, keep_last=False))
 
     with pytest.raises(RejectedError) as refusal:
-        model(input_ids=torch.zeros(1, 4, dtype=torch.long))
+        model(input_ids=torch.zeros(1, 4, dtype=torch.long), use_cache=False)
 
     assert refusal.value.reason is Reason.RETURN_ARITY
     assert refusal.value.where == "model.layers.1.self_attn"
@@ -242,7 +242,11 @@ def test_canary_says_supported(
     supported, text = report(tiny_model(), version=NEXT)
     assert supported
     assert text.splitlines()[0] == "transformers 5.25.0: supported"
-    assert "raise TESTED" in text
+    assert "raise TESTED, now >=4.51.dev0, <5.25.dev0" in text
+    assert report(tiny_model(), version=Version("5.24.0")) == (
+        True,
+        "transformers 5.24.0: supported",
+    )
 
     monkeypatch.setattr(canary, "installed_release", lambda: "4.50.0")
     assert main() == 1

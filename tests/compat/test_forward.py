@@ -42,11 +42,11 @@ def test_own_forward(linear: Any) -> None:
 @pytest.mark.parametrize(
     ("forward", "who"),
     [
-        (replacement, "replacement, defined in "),
-        (functools.partial(replacement), "replacement, defined in "),
-        (functools.wraps(nn.Linear.forward)(lambda x: x), "Linear.forward, defined in "),
-        (torch.no_grad()(replacement), "replacement, defined in "),
-        (Patch(), "Patch, defined in "),
+        (replacement, f"replacement, defined in {__name__}"),
+        (functools.partial(replacement), f"replacement, defined in {__name__}"),
+        (functools.wraps(nn.Linear.forward)(lambda x: x), f"Linear.forward, defined in {__name__}"),
+        (torch.no_grad()(replacement), f"replacement, defined in {__name__}"),
+        (Patch(), f"{__name__}.Patch, defined in {__name__}"),
         (max, "max, defined in builtins"),
     ],
     ids=["function", "partial", "wraps", "decorated", "object", "builtin"],
@@ -54,10 +54,7 @@ def test_own_forward(linear: Any) -> None:
 def test_replaced_forward_names_who_did_it(linear: Any, forward: Any, who: str) -> None:
     linear.forward = forward
 
-    found = foreign_forward(linear, package="torch")
-
-    assert found is not None
-    assert who in found
+    assert foreign_forward(linear, package="torch") == who
 
 
 def test_compiled_forward(linear: Any) -> None:

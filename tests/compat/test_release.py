@@ -18,6 +18,8 @@ def test_known_release(text: str) -> None:
 
     assert check.passed
     assert check.found == text
+    assert check.expected == ">=4.51.dev0"
+    assert check.subject == "transformers release"
     assert version is not None
     assert untested_notice(version) is None
 
@@ -30,7 +32,11 @@ def test_newer_release_is_tried_with_a_notice(text: str) -> None:
     assert version is not None
     notice = untested_notice(version)
     assert notice is not None
-    assert f"transformers {version} is newer" in notice
+    assert notice == (
+        f"transformers {version} is newer than the releases that activation_swap was tested with "
+        "(>=4.51.dev0, <5.25.dev0). Every fact that it relies on holds on this model, so it was "
+        "applied."
+    )
 
 
 @pytest.mark.parametrize(

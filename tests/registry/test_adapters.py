@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
 
-from activation_swap import registry
+from activation_swap import TrainingSetup, registry
 from activation_swap._registry import Registry
 from activation_swap.adapters import BUILT_IN, Adapter, Inspection, compare
+from activation_swap.adapters.qwen3_moe import Qwen3MoeAttention
 from activation_swap.core.site import Site
 from activation_swap.errors import ActivationSwapError, Reason, RejectedError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from activation_swap import TrainingSetup
 
 pytestmark = pytest.mark.unit
 
@@ -126,6 +122,7 @@ def test_what_is_not_an_adapter_is_refused(fresh: Registry, adapter: Any, found:
 
     assert refusal.value.reason is Reason.INVALID_ADAPTER
     assert refusal.value.found.startswith(found)
+    assert refusal.value.where == repr(adapter)
     assert fresh.model_classes == before
 
 
@@ -137,6 +134,7 @@ def test_a_class_has_one_adapter_and_a_refused_one_adds_nothing(fresh: Registry)
 
     assert refusal.value.reason is Reason.DUPLICATE_ADAPTER
     assert refusal.value.where == registry.model_classes[0]
+    assert refusal.value.found == f"{BUILT_IN[0]!r} and {greedy!r}"
     assert fresh.model_classes == registry.model_classes
 
 
@@ -156,6 +154,9 @@ def test_an_entry_point_is_loaded_only_when_it_is_needed(
     for _ in range(2):
         assert fresh.explain(module.Model()).supported
     assert len(fresh.model_classes) == 2
+    for _ in range(2):  # loading it once more would register it once more
+        explanation = fresh.explain(nn.Identity())
+        assert [error.reason for error in explanation.rejections] == [Reason.NO_ADAPTER]
 
 
 @pytest.mark.parametrize(
@@ -190,20 +191,38 @@ def model() -> Any:
     return tiny_model()
 
 
-def test_the_explanation_reads_well(model: Any) -> None:
-    text = str(registry.explain(model))
+def test_the_explanation_of_a_sound_model(model: Any) -> None:
+    expected = Path(__file__).with_name("explanation.txt").read_text(encoding="utf-8")
 
-    assert text.startswith("activation_swap: attention: 2 attention modules\n")
-    assert "\n  ok     back end: pytorch\n" in text
-    assert "\n  ok     number of layers: 2\n" in text
+    assert str(registry.explain(model)) + "\n" == expected
 
+
+def test_the_explanation_of_a_refused_model(model: Any) -> None:
     model.model.layers[0].gradient_checkpointing = True
-    text = str(registry.explain(model))
 
-    assert text.startswith("activation_swap: attention: refused\n")
-    assert re.search(
-        r"\n  AS303  gradient checkpointing: on, at model.layers.0\n +expected off\n", text
-    )
+    lines = str(registry.explain(model)).splitlines()
+
+    assert lines[0] == "activation_swap: attention: refused"
+    at = lines.index("  AS303  gradient checkpointing: on, at model.layers.0")
+    assert lines[at + 1] == "         expected off"
+
+
+@pytest.mark.parametrize("version", ["4.50.0", "unknown"])
+def test_the_explanation_of_a_refused_release(model: Any, version: str) -> None:
+    old = Registry([Qwen3MoeAttention(transformers_version=version)])
+
+    lines = str(old.explain(model)).splitlines()
+
+    assert lines[-2].endswith(f"  transformers release: {version}, at transformers")
+    assert lines[-1] == "         expected >=4.51.dev0"
+
+
+def test_old_releases_keep_the_checkpointing_flag_on_the_model_without_head(model: Any) -> None:
+    old = Qwen3MoeAttention(transformers_version="4.52.4")
+
+    sites = old.inspect(model, setup=TrainingSetup()).sites
+
+    assert [site.checkpoint_flag_owner for site in sites] == [model.model, model.model]
 
 
 def test_the_explanation_ends_with_its_notices(fresh: Registry) -> None:

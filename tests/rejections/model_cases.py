@@ -83,6 +83,13 @@ def drop_flags(model: Any) -> None:
         part.gradient_checkpointing = None
 
 
+def call_attention_through_a_list(model: Any) -> None:
+    layer = model.model.layers[0]
+    attention = layer.self_attn
+    del layer.self_attn
+    layer.self_attn = [attention]
+
+
 def move_attention(model: Any) -> None:
     for layer in model.model.layers:
         layer.attention = layer.self_attn
@@ -135,6 +142,7 @@ MODEL_CASES = (
         lambda model: setattr(model.model.layers[1], "self_attn", None),
     ),
     change_case(Reason.MISSING_PART, "attention-moved", move_attention),
+    change_case(Reason.MISSING_PART, "attention-is-no-module", call_attention_through_a_list),
     change_case(
         Reason.MISSING_PART, "model-without-body", lambda model: setattr(model, "model", None)
     ),

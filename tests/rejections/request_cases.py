@@ -120,6 +120,11 @@ REQUEST_CASES = (
     ),
     ApplyCase(
         Reason.WRAPPED_MODEL,
+        "model-in-two-wrappers",
+        lambda model: Request(model=Wrapper(Wrapper(model))),
+    ),
+    ApplyCase(
+        Reason.WRAPPED_MODEL,
         "stages-in-a-module-list",
         lambda model: Request(model=nn.ModuleList([model])),
     ),

@@ -45,6 +45,16 @@ def patched(target: str, value: object) -> Callable[[], AbstractContextManager[N
     return around
 
 
+class Packer:
+    """A pack hook that is an object, without a name of its own."""
+
+    def __repr__(self) -> str:
+        return "Packer()"
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+
 def checkpointing(model: Any, **arguments: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
@@ -161,6 +171,11 @@ SITE_CASES = (
         Reason.AMBIENT_SAVED_TENSOR_HOOKS,
         "inside-saved-tensor-hooks",
         lambda: saved_tensors_hooks(torch.clone, torch.clone),
+    ),
+    around_case(
+        Reason.AMBIENT_SAVED_TENSOR_HOOKS,
+        "inside-saved-tensor-hooks-of-an-object",
+        lambda: saved_tensors_hooks(Packer(), Packer()),
     ),
     around_case(
         Reason.AMBIENT_SAVED_TENSOR_HOOKS,
