@@ -1,0 +1,168 @@
+"""The one entry point: ``--list``, ``run NAME... --out DIR``, ``render DIR``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.runs import RUNS, Process, Run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT = Path(__file__).parents[1]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for; return the exit status."""
+    options = _parser().parse_args(arguments)
+    if options.list:
+        for name, run in RUNS.items():
+            print(f"{name}: {run.about}")
+        return 0
+    if options.action == "run":
+        return _run(options)
+    if options.action == "process":
+        return _process(options)
+    if options.action == "render":
+        from benchmarks.pages import render  # noqa: PLC0415 - needs matplotlib
+
+        render(options.results, options.docs)
+        return 0
+    _parser().print_help()
+    return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--list", action="store_true", help="name every run")
+    actions = parser.add_subparsers(dest="action")
+    run = actions.add_parser("run", help="measure; each mode in a process of its own")
+    run.add_argument("names", nargs="+", choices=RUNS, metavar="NAME", help=", ".join(RUNS))
+    _common(run)
+    run.add_argument("--modes", nargs="+", help="only these")
+    run.add_argument("--timeout", type=float, default=300, help="seconds a process may take")
+    one = actions.add_parser("process", help="one process of a run; what `run` starts")
+    one.add_argument("name", choices=RUNS)
+    one.add_argument("number", type=int)
+    one.add_argument("--command", default="", help="for the record")
+    _common(one)
+    pages = actions.add_parser("render", help="tables, plots and summary.json from results")
+    pages.add_argument("results", type=Path, nargs="+", help="folders that `run` wrote")
+    pages.add_argument("--docs", type=Path, default=ROOT / "docs" / "benchmarks")
+    return parser
+
+
+def _common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--device", default="cuda", help="cuda, or another accelerator, or cpu")
+    parser.add_argument("--shape", help="a preset of the reference trainer")
+    parser.add_argument("--tokens", type=int, nargs="+", help="only these points")
+    parser.add_argument("--layers", type=int, help="at most so many")
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--warmup", type=int)
+    parser.add_argument("--policy", type=json.loads, default={}, help="SwapPolicy fields as JSON")
+
+
+def _adapted(run: Run, options: argparse.Namespace) -> Run:
+    """Return the run as the options change it."""
+    changes: dict[str, Any] = {
+        key: value
+        for key in ("shape", "steps", "warmup")
+        if (value := getattr(options, key)) is not None
+    }
+    processes = tuple(_adapted_process(process, options) for process in run.processes)
+    return replace(run, **changes, processes=processes)
+
+
+def _adapted_process(process: Process, options: argparse.Namespace) -> Process:
+    points = [replace(p, policy={**options.policy, **p.policy}) for p in process.points]
+    if options.layers is not None:
+        points = [
+            replace(p, layers=min(options.layers, p.layers or options.layers)) for p in points
+        ]
+    if options.tokens is not None:
+        known = {point.tokens for point in points}
+        if known & set(options.tokens):
+            points = [point for point in points if point.tokens in options.tokens]
+        else:
+            # None of the run's own: the same points at other lengths.
+            points = [replace(p, tokens=n) for p in points for n in options.tokens]
+            points = list({repr(point): point for point in points}.values())
+    return replace(process, points=tuple(points))
+
+
+def _run(options: argparse.Namespace) -> int:
+    options.out.mkdir(parents=True, exist_ok=True)
+    command = "python -m benchmarks " + " ".join(sys.argv[1:])
+    changed = [
+        f"--{key}={value}"
+        for key in ("device", "shape", "layers", "steps", "warmup")
+        if (value := getattr(options, key)) is not None
+    ]
+    if options.tokens:
+        changed += ["--tokens", *map(str, options.tokens)]
+    failed = 0
+    for name in options.names:
+        for number, process in enumerate(RUNS[name].processes):
+            if options.modes and process.mode not in options.modes:
+                continue
+            failed += _start(
+                [
+                    *(name, str(number), f"--out={options.out}", f"--command={command}"),
+                    *(f"--policy={json.dumps(options.policy)}", *changed),
+                ],
+                label=f"{name} {process.mode}",
+                seconds=options.timeout,
+                deterministic=RUNS[name].deterministic,
+            )
+    return 1 if failed else 0
+
+
+def _start(arguments: list[str], *, label: str, seconds: float, deterministic: bool) -> int:
+    """Run one process; return 1 when it failed. The next one runs in any case."""
+    environment = dict(os.environ)  # noqa: TID251 - handed on to a process
+    if deterministic:
+        # cuBLAS reads it when it is first used, and has no other way.
+        environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    began = time.perf_counter()
+    try:
+        done = subprocess.run(  # noqa: S603 - this package itself
+            [sys.executable, "-W", "ignore", "-m", "benchmarks", "process", *arguments],
+            cwd=ROOT,
+            env=environment,
+            timeout=seconds,
+            check=False,
+        )
+        status = done.returncode
+    except subprocess.TimeoutExpired:
+        status = -1
+    outcome = "" if status == 0 else f", FAILED with status {status}"
+    print(f"-- {label}: {time.perf_counter() - began:.0f} s{outcome}", flush=True)
+    return int(status != 0)
+
+
+def _process(options: argparse.Namespace) -> int:
+    from benchmarks.process import run_process  # noqa: PLC0415 - imports torch
+
+    run = _adapted(RUNS[options.name], options)
+    run_process(
+        options.name,
+        run,
+        run.processes[options.number],
+        device=options.device,
+        out=options.out,
+        command=options.command,
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

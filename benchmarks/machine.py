@@ -1,0 +1,42 @@
+"""Where a measurement was made: the facts that every table states."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from activation_swap.trainer.link import probe_link
+
+__all__ = ["facts"]
+
+
+def facts(device: str) -> dict[str, Any]:
+    """Return GPU, CPU, versions and the link's rates in bytes per second, probed now."""
+    rates = probe_link(device)
+    accelerator = device != "cpu"
+    if accelerator:
+        torch.accelerator.empty_cache()
+    gpu = torch.cuda.get_device_name() if accelerator and torch.cuda.is_available() else None
+    return {
+        "gpu": gpu,
+        "cpu": _cpu(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "cuda": torch.version.cuda if accelerator else None,
+        "link_bytes_per_second": None if rates is None else asdict(rates),
+    }
+
+
+def _cpu() -> str:
+    known = Path("/proc/cpuinfo")
+    if known.exists():
+        for line in known.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
