@@ -8,7 +8,16 @@ import inspect
 import pytest
 
 import activation_swap
-from activation_swap import KeepReason, Swap, SwapPolicy, SwapStats, TrainingSetup, adapters, errors
+from activation_swap import (
+    KeepReason,
+    Swap,
+    SwapPolicy,
+    SwapStats,
+    TrainingSetup,
+    adapters,
+    errors,
+    testing,
+)
 from activation_swap._registry import Registry
 
 pytestmark = pytest.mark.unit
@@ -39,6 +48,7 @@ def test_names_of_errors_and_adapters() -> None:
         "UnsupportedBackendError",
     ]
     assert adapters.__all__ == ["BUILT_IN", "Adapter", "Check", "Inspection", "compare"]
+    assert testing.__all__ == ["Comparison", "check_adapter", "compare_runs"]
 
 
 @pytest.mark.parametrize(
@@ -79,6 +89,7 @@ def test_fields_of_the_policy_and_their_defaults() -> None:
         "min_bytes": 1 << 20,
         "min_coverage": 0.5,
         "keep_last": True,
+        "fraction": 1.0,
         "narrow": True,
         "slab_bytes": 64 << 20,
         "max_host_bytes": None,

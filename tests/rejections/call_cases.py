@@ -16,7 +16,7 @@ from torch import nn
 from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
-from activation_swap import registry
+from activation_swap import registry, testing
 from activation_swap._registry import Registry
 from activation_swap.adapters import BUILT_IN
 from activation_swap.core.site import Site
@@ -51,6 +51,10 @@ def register_nothing(_: Any) -> None:
 
 def register_twice(_: Any) -> None:
     Registry((*BUILT_IN, *BUILT_IN))
+
+
+def break_the_contract(model: Any) -> None:
+    testing.check_adapter(BUILT_IN[0], lambda: nn.Linear(1, 1), lambda _: train(model))
 
 
 def load_broken_entry_point(_: Any) -> None:
@@ -341,6 +345,7 @@ CALL_CASES = (
     CallCase(Reason.INVALID_ADAPTER, "adapter-invalid", register_nothing),
     CallCase(Reason.DUPLICATE_ADAPTER, "adapter-twice", register_twice),
     CallCase(Reason.BROKEN_ENTRY_POINT, "adapter-entry-point-broken", load_broken_entry_point),
+    CallCase(Reason.ADAPTER_CONTRACT, "adapter-breaks-its-contract", break_the_contract),
     CallCase(Reason.RETURN_ARITY, "attention-returns-three", return_three),
     CallCase(Reason.INVALID_CONFIG, "config-illegal", illegal_config),
     CallCase(Reason.UNREADABLE_CONFIG, "config-unreadable", unreadable_config),
