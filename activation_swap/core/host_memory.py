@@ -10,6 +10,9 @@ __all__ = ["host_headroom"]
 _RESERVE = 0.05
 """Part of a limit that is left to everything else in its group: pinned memory cannot be swapped."""
 
+_NO_LIMIT = 1 << 60
+"""Version 1 of cgroups writes the largest number of whole pages where nothing is limited."""
+
 
 def host_headroom(*, root: Path = Path("/")) -> int | None:
     """Return the bytes left under the tightest of the cgroup's and the process's limits.
@@ -50,7 +53,7 @@ def _cgroup_rooms(root: Path) -> list[int | None]:
 
 def _group_room(path: Path, limit: str, usage: str) -> int | None:
     allowed, used = _number(path / limit), _number(path / usage)
-    if allowed is None or used is None:
+    if allowed is None or used is None or allowed >= _NO_LIMIT:
         return None
     statistics = dict(
         line.split(" ", 1) for line in _read(path / "memory.stat").splitlines() if " " in line

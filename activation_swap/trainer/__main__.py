@@ -30,6 +30,10 @@ class Command:
 
 
 COMMANDS = {
+    "check": Command(
+        module="activation_swap.trainer.check",
+        summary="tell whether the swap would work on this machine",
+    ),
     "train": Command(
         module="activation_swap.trainer.train",
         summary="train a model as a YAML file says",

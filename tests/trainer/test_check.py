@@ -1,0 +1,93 @@
+"""The command ``activation-swap check``: what it prints, and when it says no."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from activation_swap import SwapStats
+from activation_swap.compat.canary import tiny_model
+from activation_swap.testing import Comparison
+from activation_swap.trainer import check
+from activation_swap.trainer.__main__ import main
+
+pytestmark = pytest.mark.level0
+
+
+def test_this_machine_works(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--device", "cpu"]) == 0
+
+    text = capsys.readouterr().out
+    assert text.startswith("activation_swap: attention swap works here\n")
+    assert "3 steps each way: bits equal" in text
+
+
+def test_json_holds_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--device", "cpu", "--json"]) == 0
+
+    report = json.loads(capsys.readouterr().out)
+    assert report["works"] is True
+    assert {"activation_swap", "torch", "transformers"} <= report["versions"].keys()
+    assert report["link"] is None
+    assert len(report["facts"]) > 20
+    assert report["self_test"]["bits_equal"]
+    assert report["self_test"]["reloaded_bytes"] > 0
+
+
+def no_memory(_: Any) -> Any:
+    def allocate_slab(_: int) -> None:
+        msg = "cannot pin"
+        raise RuntimeError(msg)
+
+    return SimpleNamespace(allocate_slab=allocate_slab)
+
+
+def recomputing() -> Any:
+    model: Any = tiny_model()
+    model.model.layers[0].gradient_checkpointing = True
+    return model
+
+
+def differing(*_: Any, **__: Any) -> Comparison:
+    return Comparison(
+        steps=3, first_difference="gradient of x in step 1", stats=SwapStats(offloaded_bytes=1)
+    )
+
+
+def failing(*_: Any, **__: Any) -> Comparison:
+    msg = "no kernel"
+    raise RuntimeError(msg)
+
+
+@pytest.mark.parametrize(
+    ("name", "replacement", "said"),
+    [
+        ("transfer_for", no_memory, "could not be had: cannot pin"),
+        ("tiny_model", recomputing, "AS303 gradient checkpointing: found on, expected off"),
+        ("installed_release", lambda: "4.50.0", "AS201 transformers release: found 4.50.0"),
+        ("compare_runs", differing, "bits differ: gradient of x in step 1"),
+        ("compare_runs", failing, "failed: RuntimeError: no kernel"),
+    ],
+)
+def test_what_would_not_work_is_said(
+    name: str,
+    replacement: Any,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(check, name, replacement)
+
+    assert main(["check", "--device", "cpu"]) == 1
+
+    text = capsys.readouterr().out
+    assert text.startswith("activation_swap: attention swap does not work here\n")
+    assert said in text
+
+
+def test_another_device_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--device", "npu"]) == 2
+    assert capsys.readouterr().err.startswith("AS403")
