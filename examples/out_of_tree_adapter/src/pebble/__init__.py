@@ -1,0 +1,1 @@
+"""A small decoder, as a stand-in for a model family that activation_swap does not know."""
