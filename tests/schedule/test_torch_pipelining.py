@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-import torch
 from torch import nn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
@@ -124,7 +123,11 @@ def test_detach_leaves_the_wrappers_of_others() -> None:
     def earlier() -> None:
         calls.append("earlier")
 
+    def compute(microbatch: int) -> None:
+        calls.append(f"compute {microbatch}")
+
     stage.clear_runtime_states = earlier
+    stage.forward_one_chunk = compute
     verbs = RecordingVerbs()
     attachment = attach(schedule, verbs, sites=sites_of(schedule))
     inner = stage.forward_one_chunk
@@ -137,10 +140,8 @@ def test_detach_leaves_the_wrappers_of_others() -> None:
     attachment.detach()
     assert stage.clear_runtime_states is earlier
     assert stage.forward_one_chunk is later
-    stage.args_recv_info = {}
-    stage._runtime_validate = False
-    stage.forward_one_chunk(0, (torch.ones(1, 4),))
-    assert calls == ["later"]
+    stage.forward_one_chunk(3)
+    assert calls == ["later", "compute 3"]
     assert verbs.log == []
 
 
