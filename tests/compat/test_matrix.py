@@ -10,14 +10,12 @@ import torch
 
 from activation_swap import SwapPolicy, registry
 from activation_swap.errors import Reason, RejectedError
+from tests.models import build, difference, step, tokens, twins
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.compat.conftest import ModelFactory, Step
-
-pytestmark = [pytest.mark.matrix, pytest.mark.level0]
+pytestmark = [pytest.mark.matrix, pytest.mark.level0, pytest.mark.usefixtures("exact")]
 
 EVERYTHING = SwapPolicy(min_bytes=0, keep_last=False)
 
@@ -31,8 +29,13 @@ def set_checkpointing(model: Any, arguments: dict[str, bool] | None) -> None:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments)
 
 
-def test_every_fact_holds(make_model: ModelFactory) -> None:
-    explanation = registry.explain(make_model())
+def assert_trains_like(plain: Any, model: Any) -> None:
+    ids = tokens(plain)
+    assert difference(step(model, ids), step(plain, ids)) is None
+
+
+def test_every_fact_holds() -> None:
+    explanation = registry.explain(build())
 
     assert explanation.supported, str(explanation)
     assert not explanation.notices
@@ -43,34 +46,21 @@ def test_every_fact_holds(make_model: ModelFactory) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_every_bit_is_the_same(
-    make_model: ModelFactory,
-    train_step: Callable[..., Step],
-    attention: str,
-    dtype: torch.dtype,
-) -> None:
-    plain = train_step(make_model(attention=attention, dtype=dtype))
-    model = make_model(attention=attention, dtype=dtype)
+def test_every_bit_is_the_same(attention: str, dtype: torch.dtype) -> None:
+    plain, model = twins(attention=attention, dtype=dtype)
     swap = registry.apply("attention", model, policy=EVERYTHING)
 
-    first, second = train_step(model), train_step(model)
+    for _ in range(2):
+        assert_trains_like(plain, model)
 
-    assert first.equals(plain)
-    assert second.equals(plain)
     stats = swap.stats()
     assert min(stats.offloaded_bytes, stats.reloaded_bytes, stats.saved_bytes) > 0
     assert stats.live_groups == 0
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointing_before_apply_is_refused(
-    make_model: ModelFactory,
-    train_step: Callable[..., Step],
-    *,
-    reentrant: bool,
-) -> None:
-    plain = train_step(make_model())
-    model = make_model()
+def test_checkpointing_before_apply_is_refused(*, reentrant: bool) -> None:
+    plain, model = twins()
     set_checkpointing(model, {"use_reentrant": reentrant})
 
     with pytest.raises(RejectedError) as refusal:
@@ -79,40 +69,30 @@ def test_checkpointing_before_apply_is_refused(
 
     set_checkpointing(model, None)
     swap = registry.apply("attention", model, policy=EVERYTHING)
-    assert train_step(model).equals(plain)
+    assert_trains_like(plain, model)
     assert swap.stats().offloaded_bytes > 0
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointing_after_apply_is_refused_at_the_next_forward(
-    make_model: ModelFactory,
-    train_step: Callable[..., Step],
-    *,
-    reentrant: bool,
-) -> None:
-    plain = train_step(make_model())
-    model = make_model()
+def test_checkpointing_after_apply_is_refused_at_the_next_forward(*, reentrant: bool) -> None:
+    plain, model = twins()
     registry.apply("attention", model, policy=EVERYTHING)
     set_checkpointing(model, {"use_reentrant": reentrant})
 
     with pytest.raises(RejectedError) as refusal:
-        train_step(model)
+        step(model, tokens(model))
     assert refusal.value.reason is Reason.CHECKPOINTING_ENABLED_LATER
 
     set_checkpointing(model, None)
-    assert train_step(model).equals(plain)
+    assert_trains_like(plain, model)
 
 
-def test_names_and_checkpoint_files_are_unchanged(
-    make_model: ModelFactory,
-    train_step: Callable[..., Step],
-    tmp_path: Path,
-) -> None:
-    model = make_model()
+def test_names_and_checkpoint_files_are_unchanged(tmp_path: Path) -> None:
+    model = build(attention="sdpa")
     keys, parameters = list(model.state_dict()), dict(model.named_parameters())
     modules = {name: type(module) for name, module in model.named_modules()}
     registry.apply("attention", model, policy=EVERYTHING)
-    step = train_step(model)
+    step(model, tokens(model))
 
     assert list(model.state_dict()) == keys
     assert {name: type(module) for name, module in model.named_modules()} == modules
@@ -120,21 +100,20 @@ def test_names_and_checkpoint_files_are_unchanged(
 
     model.save_pretrained(tmp_path)
     reloaded = type(model).from_pretrained(tmp_path, attn_implementation="sdpa").train()
-    assert train_step(reloaded).equals(step)
+    assert_trains_like(reloaded, model)
 
 
 # The recorded outputs are what else holds the tensors that the attention saved.
 @pytest.mark.filterwarnings("ignore:activation_swap. attention moved .* that something else holds")
-def test_recorded_outputs_are_the_same_and_leave_nothing_in_the_way(
-    make_model: ModelFactory, train_step: Callable[..., Step], tokens: torch.Tensor
-) -> None:
-    plain, model = make_model(attention="eager"), make_model(attention="eager")
+def test_recorded_outputs_are_the_same_and_leave_nothing_in_the_way() -> None:
+    plain, model = twins()
+    ids = tokens(model)
     asked = {"output_attentions": True, "output_router_logits": True, "output_hidden_states": True}
-    expected = plain(input_ids=tokens, labels=tokens, use_cache=False, **asked)
-    model(input_ids=tokens, **asked)  # 4.54 to 5.1 leave a forward behind, 5.2 and later hooks
+    expected = plain(input_ids=ids, labels=ids, use_cache=False, **asked)
+    model(input_ids=ids, **asked)  # 4.54 to 5.1 leave a forward behind, 5.2 and later hooks
     swap = registry.apply("attention", model, policy=EVERYTHING)
 
-    output = model(input_ids=tokens, labels=tokens, use_cache=False, **asked)
+    output = model(input_ids=ids, labels=ids, use_cache=False, **asked)
 
     for name in ("attentions", "router_logits", "hidden_states"):
         recorded, reference = getattr(output, name), getattr(expected, name)
@@ -143,22 +122,20 @@ def test_recorded_outputs_are_the_same_and_leave_nothing_in_the_way(
     assert torch.equal(output.loss, expected.loss)
     del output
     swap.reset_stats()
-    assert train_step(model).equals(train_step(plain))
+    assert_trains_like(plain, model)
     assert swap.stats().offloaded_bytes > 0
 
 
-def test_generate_in_mid_training_moves_nothing(
-    make_model: ModelFactory, train_step: Callable[..., Step], tokens: torch.Tensor
-) -> None:
-    plain, model = make_model(), make_model()
+def test_generate_in_mid_training_moves_nothing() -> None:
+    plain, model = twins()
     swap = registry.apply("attention", model, policy=EVERYTHING)
-    assert train_step(model).equals(train_step(plain))
+    assert_trains_like(plain, model)
     swap.reset_stats()
 
     texts = []
     for each in (plain, model):
         each.eval()
-        prompt = tokens[:, :4]
+        prompt = tokens(each, length=4)
         texts.append(
             each.generate(
                 prompt,
@@ -172,4 +149,4 @@ def test_generate_in_mid_training_moves_nothing(
 
     assert torch.equal(*texts)
     assert swap.stats().offloaded_bytes == swap.stats().live_groups == 0
-    assert train_step(model).equals(train_step(plain))
+    assert_trains_like(plain, model)
