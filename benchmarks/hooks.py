@@ -1,8 +1,7 @@
-"""The Python cost of one attention call: pack, seal, release, reload and unpack, without copies.
+"""The Python cost of one attention under the swap, without copies: forward and backward.
 
 ``python -m benchmarks.hooks`` times and profiles it on a CPU; a test bounds its number of calls.
-It records what one attention of the 30B shape saves (smaller, with the same classes of tensors),
-then repeats the engine's work on that.
+Real attentions of a small model with the saved tensors of the 30B shape run in a chain.
 """
 
 from __future__ import annotations
@@ -13,27 +12,26 @@ import pstats
 import statistics
 import sys
 import time
-import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from activation_swap import SwapPolicy
-from activation_swap.core.group import unpack
+from activation_swap import SwapPolicy, registry
 from activation_swap.core.host_transfer import HostTransfer
 from activation_swap.core.install import InstalledSwap
 from activation_swap.core.link import Links
-from activation_swap.core.site import Site, SwapPlan
+from activation_swap.core.site import SwapPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from activation_swap.core.transfer import Fence, Move
 
-__all__ = ["AttentionWork", "calls_per_attention", "count_calls"]
+__all__ = ["AttentionChain", "calls_per_attention", "count_calls"]
 
-_ATTENTIONS = 2
-_TOKENS = 256
+_TOKENS: Final = 16
+_HIDDEN: Final = 128
+_MIN_BYTES: Final = 2048
 
 
 class _NoCopies(HostTransfer):
@@ -48,47 +46,43 @@ class _NoCopies(HostTransfer):
         return super().reload(moves[:0], stream=stream, after=after)
 
 
-class AttentionWork:
-    """What the engine does for two attentions in one step; calling it does it once."""
+class AttentionChain:
+    """The attentions of a small model, one after the other; calling it trains them one step.
 
-    def __init__(self) -> None:
-        self._saved, self._kwargs = _saved_by_attention()
-        policy = SwapPolicy(min_bytes=8192)
-        module = torch.nn.Identity()
-        # A third attention, whose group would stay: neither of the two is the last.
-        sites = tuple(Site(fqn=f"layers.{index}", module=module) for index in range(3))
-        self._installed = InstalledSwap(
-            SwapPlan(sites=sites, policy=policy), links=Links(policy, make_transfer=_NoCopies)
-        )
-        self._tracer = self._installed._tracer  # noqa: SLF001 - the hooks' own way in
-        with warnings.catch_warnings():
-            # The tensors are held here to be saved again, and the engine warns of that, once.
-            warnings.simplefilter("ignore", RuntimeWarning)
-            self()
+    Args:
+        attentions: How many.
+        swapped: Whether their activations are offloaded (nothing is copied).
+    """
+
+    def __init__(self, attentions: int, *, swapped: bool) -> None:
+        model = _model(attentions)
+        self._modules = [layer.self_attn for layer in model.model.layers]
+        self._leaf = torch.randn(1, _TOKENS, _HIDDEN, dtype=torch.bfloat16, requires_grad=True)
+        self._rotary = model.model.rotary_emb(self._leaf, torch.arange(_TOKENS)[None])
+        self._installed: InstalledSwap | None = None
+        if swapped:
+            policy = SwapPolicy(min_bytes=_MIN_BYTES)
+            plan = SwapPlan(sites=registry.explain(model).sites, policy=policy)
+            self._installed = InstalledSwap(plan, links=Links(policy, make_transfer=_NoCopies))
+            self._installed.place()
 
     def __call__(self) -> None:
-        """Go forward through two attentions and back."""
-        calls = [self._forward(index) for index in range(_ATTENTIONS)]
-        with torch.no_grad():
-            for handles in reversed(calls):
-                for handle in handles:
-                    unpack(handle)
+        """Go forward and back."""
+        # A sum, as the residual stream is one: saved by nobody else, and no leaf.
+        hidden = self._leaf + self._leaf
+        for module in self._modules:
+            hidden, _ = module(
+                hidden_states=hidden, position_embeddings=self._rotary, attention_mask=None
+            )
+        hidden.sum().backward()  # type: ignore[no-untyped-call]
 
     def offloaded_storages(self) -> int:
         """Return the number of storages offloaded so far."""
-        return self._installed.stats().offloaded_storages
-
-    def _forward(self, index: int) -> list[Any]:
-        self._tracer.enter(index, (), self._kwargs)
-        recorder = self._tracer._open.recorders[-1]  # noqa: SLF001
-        with torch.no_grad():
-            handles = [recorder.pack(tensor) for tensor in self._saved]
-        self._tracer.leave(index, (torch.empty(0), None))
-        return handles
+        return 0 if self._installed is None else self._installed.stats().offloaded_storages
 
 
 def count_calls(function: Callable[[], object]) -> int:
-    """Return the number of Python and C calls that ``function`` makes."""
+    """Return the number of Python and C calls that ``function`` makes in this thread."""
     calls = 0
 
     def profiler(_frame: Any, event: str, _argument: Any) -> None:
@@ -104,20 +98,33 @@ def count_calls(function: Callable[[], object]) -> int:
     return calls
 
 
-def calls_per_attention(work: AttentionWork) -> int:
-    """Return the calls that one attention costs in a step, forward and backward."""
-    return count_calls(work) // _ATTENTIONS
+def calls_per_attention() -> int:
+    """Return what the swap adds to the calls of one attention, forward and backward.
+
+    The difference of two lengths of the chain: neither its first nor its last attention.
+    """
+    added = [
+        _settled_calls(AttentionChain(attentions, swapped=True))
+        - _settled_calls(AttentionChain(attentions, swapped=False))
+        for attentions in (3, 4)
+    ]
+    return added[1] - added[0]
 
 
-def _saved_by_attention() -> tuple[list[torch.Tensor], dict[str, Any]]:
-    """Return the tensors that one attention saves, in order, and the arguments of its call."""
+def _settled_calls(chain: AttentionChain) -> int:
+    for _ in range(2):
+        chain()
+    return count_calls(chain)
+
+
+def _model(layers: int) -> Any:
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM  # noqa: PLC0415 - slow to import
 
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
         vocab_size=64,
-        hidden_size=128,
-        num_hidden_layers=1,
+        hidden_size=_HIDDEN,
+        num_hidden_layers=layers,
         num_attention_heads=16,
         num_key_value_heads=4,
         head_dim=16,
@@ -126,49 +133,40 @@ def _saved_by_attention() -> tuple[list[torch.Tensor], dict[str, Any]]:
         moe_intermediate_size=16,
         attn_implementation="sdpa",
     )
-    model = Qwen3MoeForCausalLM(config).to(torch.bfloat16)
-    # Times 1: saved by a node, as in the model, and no leaf.
-    hidden = torch.randn(1, _TOKENS, 128, dtype=torch.bfloat16, requires_grad=True) * 1
-    kwargs = {
-        "hidden_states": hidden,
-        "position_embeddings": model.model.rotary_emb(hidden, torch.arange(_TOKENS)[None]),
-        "attention_mask": None,
-    }
-    saved: list[torch.Tensor] = []
+    return Qwen3MoeForCausalLM(config).to(torch.bfloat16)
 
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        saved.append(tensor)
-        return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model.model.layers[0].self_attn(**kwargs)
-    return saved, kwargs
+def _microseconds(chain: AttentionChain, attentions: int, repetitions: int = 100) -> list[float]:
+    times = []
+    for _ in range(repetitions):
+        began = time.perf_counter()
+        chain()
+        times.append((time.perf_counter() - began) / attentions * 1e6)
+    return times
 
 
 def main() -> None:
-    """Print the cost of one attention call."""
+    """Print the cost of one attention."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profile", action="store_true", help="say where the time goes")
     profiled = parser.parse_args().profile
     torch.set_num_threads(1)
-    work = AttentionWork()
-    for _ in range(20):
-        work()
-    times = []
-    for _ in range(300):
-        began = time.perf_counter()
-        work()
-        times.append((time.perf_counter() - began) / _ATTENTIONS * 1e6)
-    fastest = statistics.quantiles(times, n=10)[0]
+    attentions = 8
+    plain, swapped = (AttentionChain(attentions, swapped=value) for value in (False, True))
+    for chain in (plain, swapped):
+        _microseconds(chain, attentions, 10)
+    without, with_swap = (
+        statistics.quantiles(_microseconds(chain, attentions), n=10)[0]
+        for chain in (plain, swapped)
+    )
     print(
-        f"us per attention: median {statistics.median(times):.1f}, p10 {fastest:.1f}; "
-        f"calls {calls_per_attention(work)}"
+        f"us per attention, first decile: {with_swap - without:.0f} "
+        f"({without:.0f} without); calls {calls_per_attention()}"
     )
     if profiled:
         profile = cProfile.Profile()
         profile.enable()
-        for _ in range(200):
-            work()
+        _microseconds(swapped, attentions)
         profile.disable()
         pstats.Stats(profile).sort_stats("tottime").print_stats(28)
 
