@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.records import result_path, write_record
 from benchmarks.runs import RUNS, Process, Run
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--out", type=_folder, required=True, help="folder for the results")
     parser.add_argument("--device", default="cuda", help="cuda, or another accelerator, or cpu")
     parser.add_argument("--shape", help="a preset of the reference trainer")
     parser.add_argument("--tokens", type=int, nargs="+", help="only these points")
@@ -69,6 +71,10 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--warmup", type=int)
     parser.add_argument("--policy", type=json.loads, default={}, help="SwapPolicy fields as JSON")
+
+
+def _folder(name: str) -> Path:
+    return Path(name).resolve()
 
 
 def _adapted(run: Run, options: argparse.Namespace) -> Run:
@@ -101,52 +107,78 @@ def _adapted_process(process: Process, options: argparse.Namespace) -> Process:
 
 def _run(options: argparse.Namespace) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
-    command = "python -m benchmarks " + " ".join(sys.argv[1:])
-    changed = [
+    command = _command(options)
+    failed = 0
+    for name in options.names:
+        run = _adapted(RUNS[name], options)
+        for number, process in enumerate(run.processes):
+            if options.modes and process.mode not in options.modes:
+                continue
+            reason = _start(run, name, number, options=options, command=command)
+            failed += reason is not None
+            for position, point in enumerate(process.points):
+                path = result_path(options.out, name, run, number, position)
+                if reason is not None and not path.exists():
+                    result = {"outcome": "failed", "reason": reason}
+                    write_record(
+                        *(path, name, run),
+                        number=number,
+                        point=point,
+                        command=command,
+                        result=result,
+                    )
+    return 1 if failed else 0
+
+
+def _command(options: argparse.Namespace) -> str:
+    """Return what the user called, without the folder of the results."""
+    modes = ["--modes", *options.modes] if options.modes else []
+    return shlex.join(
+        ["python", "-m", "benchmarks", "run", *options.names, *_changes(options), *modes]
+    )
+
+
+def _changes(options: argparse.Namespace) -> list[str]:
+    """Return the options that change a run, as its processes take them."""
+    changes = [
         f"--{key}={value}"
         for key in ("device", "shape", "layers", "steps", "warmup")
         if (value := getattr(options, key)) is not None
     ]
+    if options.policy:
+        changes.append(f"--policy={json.dumps(options.policy)}")
     if options.tokens:
-        changed += ["--tokens", *map(str, options.tokens)]
-    failed = 0
-    for name in options.names:
-        for number, process in enumerate(RUNS[name].processes):
-            if options.modes and process.mode not in options.modes:
-                continue
-            failed += _start(
-                [
-                    *(name, str(number), f"--out={options.out}", f"--command={command}"),
-                    *(f"--policy={json.dumps(options.policy)}", *changed),
-                ],
-                label=f"{name} {process.mode}",
-                seconds=options.timeout,
-                deterministic=RUNS[name].deterministic,
-            )
-    return 1 if failed else 0
+        changes += ["--tokens", *map(str, options.tokens)]
+    return changes
 
 
-def _start(arguments: list[str], *, label: str, seconds: float, deterministic: bool) -> int:
-    """Run one process; return 1 when it failed. The next one runs in any case."""
+def _start(
+    run: Run, name: str, number: int, *, options: argparse.Namespace, command: str
+) -> str | None:
+    """Run one process; return why it failed. The next one runs in any case."""
+    own = [name, str(number), f"--out={options.out}", f"--command={command}"]
+    arguments = [*own, *_changes(options)]
     environment = dict(os.environ)  # noqa: TID251 - handed on to a process
-    if deterministic:
+    if run.deterministic:
         # cuBLAS reads it when it is first used, and has no other way.
         environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     began = time.perf_counter()
+    reason = None
     try:
         done = subprocess.run(  # noqa: S603 - this package itself
             [sys.executable, "-W", "ignore", "-m", "benchmarks", "process", *arguments],
             cwd=ROOT,
             env=environment,
-            timeout=seconds,
+            timeout=options.timeout,
             check=False,
         )
-        status = done.returncode
+        if done.returncode != 0:
+            reason = f"the process ended with status {done.returncode}"
     except subprocess.TimeoutExpired:
-        status = -1
-    outcome = "" if status == 0 else f", FAILED with status {status}"
-    print(f"-- {label}: {time.perf_counter() - began:.0f} s{outcome}", flush=True)
-    return int(status != 0)
+        reason = f"the process took more than {options.timeout:.0f} s"
+    seconds = time.perf_counter() - began
+    print(f"-- {name} {run.processes[number].mode}: {seconds:.0f} s {reason or ''}", flush=True)
+    return reason
 
 
 def _process(options: argparse.Namespace) -> int:
@@ -156,7 +188,7 @@ def _process(options: argparse.Namespace) -> int:
     run_process(
         options.name,
         run,
-        run.processes[options.number],
+        options.number,
         device=options.device,
         out=options.out,
         command=options.command,

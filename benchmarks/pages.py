@@ -1,0 +1,115 @@
+"""The pages of ``docs/benchmarks/``: generated from results, never written by hand."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.peers import NOT_RUN
+from benchmarks.plots import plot_growth, plot_memory_and_time, plot_timeline
+from benchmarks.results import Result, load, summary
+from benchmarks.runs import RUNS
+from benchmarks.tables import conditions, cost_table, growth_lines, not_run_lines, table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+__all__ = ["render"]
+
+_HEADER: Final = "<!-- Made by `python -m benchmarks render`; do not edit. -->"
+_PLOTS: Final[dict[str, tuple[str, Callable[[Sequence[Result], Path], bool]]]] = {
+    "memory": ("peak memory against step time", plot_memory_and_time),
+    "timeline": ("one step: compute, D2H and H2D", plot_timeline),
+    "growth": ("growth", plot_growth),
+}
+_READING: Final = """\
+How to read the tables:
+
+- *of none*: median step time by that of `none`.
+- *off the peak*: what the peak of device memory fell by.
+- *of eligible*: that by the bytes that attention saves in all layers but the last, as the swap
+  counts them.
+- *ms per GB off*: step time for each 10^9 bytes off the peak.
+- *forward queued*: when the CPU had launched the forward.
+- *gradients equal*: a hash of every gradient of one step under deterministic algorithms is that of
+  `none`.
+"""
+
+
+def render(folders: Iterable[Path], docs: Path) -> None:
+    """Take results in and make every page anew.
+
+    Args:
+        folders: Results as ``run`` wrote them. They replace the older ones of the same run.
+        docs: Where the pages are; the results of all runs are kept in ``results`` there.
+    """
+    kept = docs / "results"
+    kept.mkdir(parents=True, exist_ok=True)
+    _take_in(folders, kept)
+    results = load([kept])
+    names = [name for name in RUNS if any(result.run == name for result in results)]
+    names += sorted({result.run for result in results} - set(names))
+    for name in names:
+        own = [result for result in results if result.run == name]
+        (docs / f"{name}.md").write_text(_page(name, own, docs), encoding="utf-8")
+    (docs / "index.md").write_text(_index(names), encoding="utf-8")
+    rows = json.dumps(summary(results), indent=2)
+    (docs / "summary.json").write_text(rows + "\n", encoding="utf-8")
+
+
+def _take_in(folders: Iterable[Path], kept: Path) -> None:
+    new = [path for folder in folders if folder != kept for path in sorted(folder.glob("*.json"))]
+    runs = {json.loads(path.read_text(encoding="utf-8"))["run"] for path in new}
+    for path in kept.glob("*.json"):
+        if json.loads(path.read_text(encoding="utf-8"))["run"] in runs:
+            path.unlink()
+    for path in new:
+        shutil.copyfile(path, kept / path.name)
+
+
+def _page(name: str, results: Sequence[Result], docs: Path) -> str:
+    about = RUNS[name].about if name in RUNS else ""
+    lines = [_HEADER, "", f"# {name}", "", about, "", *conditions(results), "", *table(results), ""]
+    if name == "cost":
+        lines += [*cost_table(results), ""]
+    if name in {"growth", "single"}:
+        lines += [*growth_lines(results), ""]
+    if name == "peers":
+        lines += [*_about_lines(results), *not_run_lines(dict(NOT_RUN)), ""]
+    lines += _reason_lines(results)
+    for kind, (caption, plot) in _PLOTS.items():
+        path = docs / f"{name}-{kind}.png"
+        path.unlink(missing_ok=True)
+        if (kind != "growth" or name == kind) and plot(results, path):
+            lines += [f"![{caption}]({path.name})", ""]
+    return "\n".join(lines)
+
+
+def _about_lines(results: Sequence[Result]) -> list[str]:
+    return [
+        f"- {result.mode}: {result.record['about']}."
+        for result in results
+        if result.record.get("about")
+    ]
+
+
+def _reason_lines(results: Sequence[Result]) -> list[str]:
+    lines = [
+        f"- {result.mode}, {result.tokens:,} tokens: {result.record['outcome']}: "
+        f"{result.record['reason']}."
+        for result in results
+        if not result.measured
+    ]
+    return [*lines, ""] if lines else []
+
+
+def _index(names: Sequence[str]) -> str:
+    runs = [f"- [{name}]({name}.md): {RUNS[name].about if name in RUNS else ''}" for name in names]
+    return "\n".join(
+        [
+            *(_HEADER, "", "# Benchmarks", "", *runs, ""),
+            *("`python -m benchmarks --list` names every run.", "", _READING),
+        ]
+    )

@@ -1,0 +1,186 @@
+"""Results as they were written, and what follows from several of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+__all__ = ["Comparison", "Result", "compare", "load", "summary"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One measurement: the content of one JSON file."""
+
+    record: dict[str, Any]
+
+    @property
+    def run(self) -> str:
+        """Name of the run."""
+        return str(self.record["run"])
+
+    @property
+    def mode(self) -> str:
+        """Name of the mode."""
+        return str(self.record["mode"])
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in a microbatch."""
+        return int(self.record["point"]["tokens"])
+
+    @property
+    def layers(self) -> int:
+        """Decoder layers; 0 where no model was built."""
+        return int(self.record["point"]["layers"] or 0)
+
+    @property
+    def microbatches(self) -> int:
+        """Forwards in a step."""
+        return int(self.record["point"]["microbatches"])
+
+    @property
+    def policy(self) -> dict[str, Any]:
+        """Fields of ``SwapPolicy`` that were not the default."""
+        return dict(self.record["point"]["policy"])
+
+    @property
+    def measured(self) -> bool:
+        """Whether it ran to its end."""
+        return bool(self.record["outcome"] == "measured")
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What was measured; empty when nothing was."""
+        return dict(self.record.get("figures", {}))
+
+    def same_work(self, other: Result) -> bool:
+        """Whether both did the same training."""
+        return all(
+            getattr(self, name) == getattr(other, name)
+            for name in ("run", "tokens", "layers", "microbatches")
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A result beside ``none`` and ``attention`` of the same work, where those were measured."""
+
+    result: Result
+    base: Result | None = None
+    swapped: Result | None = None
+
+    @property
+    def eligible_bytes(self) -> int | None:
+        """Bytes of all attentions but the last that could move, as ``attention`` counts them."""
+        for known in (self.result, self.swapped):
+            nbytes = None if known is None else known.figures.get("eligible_bytes")
+            if nbytes is not None:
+                return int(nbytes)
+        return None
+
+    @property
+    def step_time_ratio(self) -> float | None:
+        """Median step time by that of ``none``."""
+        return self._ratio("step_ms")
+
+    @property
+    def freed_bytes(self) -> int | None:
+        """Device bytes off the peak."""
+        before, after = self._pair("peak_bytes")
+        return None if before is None or after is None else int(before - after)
+
+    @property
+    def freed_fraction(self) -> float | None:
+        """Bytes off the peak by the eligible ones."""
+        freed, eligible = self.freed_bytes, self.eligible_bytes
+        return None if freed is None or not eligible else freed / eligible
+
+    @property
+    def ms_per_gb(self) -> float | None:
+        """Milliseconds of step time for each GB (10^9 bytes) off the peak."""
+        before, after = self._pair("step_ms")
+        if before is None or after is None or not self.freed_bytes or self.freed_bytes < 0:
+            return None
+        return float(after - before) / self.freed_bytes * 1e9
+
+    @property
+    def losses_equal(self) -> bool | None:
+        """Whether every step had the loss of ``none``, bit for bit."""
+        return self._equal("losses")
+
+    @property
+    def gradients_equal(self) -> bool | None:
+        """Whether every gradient of the digested step was that of ``none``, bit for bit."""
+        return self._equal("gradient_digest")
+
+    def _equal(self, figure: str) -> bool | None:
+        before, after = self._pair(figure)
+        return None if before is None or after is None else bool(before == after)
+
+    def _ratio(self, figure: str) -> float | None:
+        before, after = self._pair(figure)
+        return None if before is None or after is None else float(after / before)
+
+    def _pair(self, figure: str) -> tuple[Any, Any]:
+        base = {} if self.base is None else self.base.figures
+        return base.get(figure), self.result.figures.get(figure)
+
+
+def load(folders: Iterable[Path]) -> list[Result]:
+    """Return the results in ``folders`` by size of the work, then in the order of their runs."""
+    results = [
+        Result(json.loads(path.read_text(encoding="utf-8")))
+        for folder in folders
+        for path in sorted(folder.glob("*.json"))
+    ]
+    return sorted(results, key=lambda result: (result.tokens, result.layers, result.microbatches))
+
+
+def compare(results: Sequence[Result]) -> list[Comparison]:
+    """Put each result beside the first measured ``none`` and ``attention`` of the same work."""
+
+    def find(mode: str, result: Result) -> Result | None:
+        known = (other for other in results if other.mode == mode and other.measured)
+        return next((other for other in known if other.same_work(result)), None)
+
+    return [
+        Comparison(result, find("none", result), find("attention", result)) for result in results
+    ]
+
+
+def summary(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Return the rows of ``summary.json``: one for each measurement that ran."""
+    rows = []
+    for comparison in compare(results):
+        result = comparison.result
+        if not result.measured:
+            continue
+        base = {} if comparison.base is None else comparison.base.figures
+        machine = result.record["machine"]
+        rows.append(
+            {
+                "name": result.run,
+                "mode": result.mode,
+                "tokens": result.tokens,
+                "gpus": result.record["gpus"],
+                "step_time_ratio": comparison.step_time_ratio,
+                "peak_bytes_none": base.get("peak_bytes"),
+                "peak_bytes": result.figures["peak_bytes"],
+                "eligible_bytes": comparison.eligible_bytes,
+                "freed_fraction": comparison.freed_fraction,
+                "date": result.record["date"],
+                "torch": machine["torch"],
+                "transformers": machine["transformers"],
+                "layers": result.layers,
+                "microbatches": result.microbatches,
+                "policy": result.policy,
+                "step_ms": result.figures["step_ms"],
+            }
+        )
+    return rows
