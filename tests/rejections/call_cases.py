@@ -341,6 +341,13 @@ def other_trajectory(_: Any) -> None:
         run(config_at(path, seed=99, steps=2), resume=True)
 
 
+def pipeline_without_ranks(_: Any) -> None:
+    from activation_swap.trainer.ranks import join_ranks
+
+    with directory() as path, join_ranks(config_at(path, pp_size=2, microbatches=2)):
+        pass
+
+
 CALL_CASES = (
     CallCase(Reason.INVALID_ADAPTER, "adapter-invalid", register_nothing),
     CallCase(Reason.DUPLICATE_ADAPTER, "adapter-twice", register_twice),
@@ -357,6 +364,7 @@ CALL_CASES = (
     CallCase(Reason.CHECKPOINTS_IN_THE_WAY, "checkpoints-in-the-way", checkpoints_in_the_way),
     CallCase(Reason.DAMAGED_CHECKPOINT, "checkpoint-damaged", damaged_checkpoint),
     CallCase(Reason.OTHER_TRAJECTORY, "checkpoint-of-another-run", other_trajectory),
+    CallCase(Reason.NO_RANKS, "pipeline-without-ranks", pipeline_without_ranks),
     CallCase(Reason.TRAINER_EXTRA_MISSING, "trainer-extra-missing", missing_extra),
     CallCase(Reason.SCHEDULE_TEXT, "schedule-text", parse_nonsense),
     CallCase(Reason.SCHEDULE_ORDER, "schedule-order", order_nonsense),
