@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 GPU_PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pp-demo test lint coverage matrix matrix-all canary gpu-test audit clean
+.PHONY: help setup demo pp-demo test lint coverage matrix matrix-all docs examples wheel canary gpu-test audit clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -16,7 +16,7 @@ setup: $(INSTALLED) ## Make .venv with the tested versions
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,compose]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,compose,docs]'
 	touch $@
 
 demo: setup ## Compare none with attention on the tiny model: out/demo/report.md
@@ -43,6 +43,15 @@ matrix: setup ## The Transformers releases that cover every fact, each in its ow
 matrix-all: setup ## Every Transformers release, recorded in docs/compatibility.json
 	$(BIN)/nox -t matrix-all -- --record
 	$(BIN)/python docs/generate_pages.py
+
+docs: setup ## The documentation site, warnings as errors: docs/_build/html
+	$(BIN)/nox -s docs
+
+examples: setup ## Run every example on the CPU
+	$(BIN)/nox -s examples
+
+wheel: setup ## Build the wheel and test it without the source tree
+	$(BIN)/nox -s wheel
 
 canary: setup ## The newest Transformers on the index: supported, or the facts to add
 	$(BIN)/nox -s canary

@@ -1,10 +1,14 @@
-"""The version matrix: every supported Transformers release in an environment of its own.
+"""The version matrix, every Transformers release in an environment of its own; and the gates.
 
     nox -t matrix       the releases that cover every row of every fact, and both ends
     nox -t matrix-all   every minor release
     nox -s canary       the newest release on the index, pre-releases too
     nox -s newest_torch the newest torch that installs here, with the newest tested Transformers
     nox -s coverage     every branch of what decides and refuses is tested
+    nox -s wheel        the built wheel, without the source tree beside it, passes the quick tests
+    nox -s adapter      the adapter of examples/out_of_tree_adapter, installed as a package
+    nox -s examples     every example, as its docstring says to run it
+    nox -s docs         the site with warnings as errors, its doctests, docstring coverage
 
 With ``-- --record`` the cells write their results to docs/compatibility.json. An
 environment is a small overlay (transformers, hub, tokenizers) over one base with torch and pytest.
@@ -13,7 +17,11 @@ environment is a small overlay (transformers, hub, tokenizers) over one base wit
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import shutil
 import sys
+import sysconfig
 from pathlib import Path
 
 import nox
@@ -71,6 +79,24 @@ DECIDING_TESTS = (
     "tests/rejections",
     "tests/schedule/test_lowering.py",
     "tests/trainer/test_config.py",
+)
+
+# Tests that need no more than the package, a few seconds each.
+WHEEL_TESTS = (
+    "tests/api",
+    "tests/registry",
+    "tests/schedule/test_actions.py",
+    "tests/trainer/test_check.py",
+    "tests/trainer/test_config.py",
+)
+BESIDE_THE_PACKAGE = (
+    "tests",
+    "docs",
+    "examples",
+    "configs",
+    "README.md",
+    "Makefile",
+    "pyproject.toml",
 )
 
 
@@ -131,6 +157,74 @@ def coverage(session: nox.Session) -> None:
         *("--cov", "--cov-branch", "--cov-config=tests/deciding.coveragerc"),
         *("--cov-report=term-missing:skip-covered", "--cov-fail-under=100"),
     )
+
+
+@nox.session(venv_backend="venv")
+def wheel(session: nox.Session) -> None:
+    """Build the sdist, the wheel from it, and test that wheel with no source tree beside it."""
+    built, beside = Path(session.create_tmp(), "built"), Path(session.create_tmp(), "beside")
+    for folder in (built, beside):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+    session.install("build")
+    session.run("python", "-m", "build", "--outdir", str(built), silent=True)
+    (found,) = built.glob("*.whl")
+    _borrow(session)
+    session.install("--no-deps", "--force-reinstall", str(found))
+    for name in BESIDE_THE_PACKAGE:
+        ignore = shutil.ignore_patterns("_build", "__pycache__")
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, beside / name, ignore=ignore)
+        else:
+            shutil.copy(ROOT / name, beside / name)
+    session.chdir(beside)
+    script = "import activation_swap; print(activation_swap.__file__)"
+    where = str(session.run("python", "-c", script, silent=True)).strip()
+    if not where.startswith(_purelib(session, "python")):
+        session.error(f"the tests would run against {where}")
+    session.run("python", "-m", "pytest", "-q", "-m", "not level1", *WHEEL_TESTS)
+    session.run("activation-swap", "check")
+
+
+@nox.session(venv_backend="venv")
+def adapter(session: nox.Session) -> None:
+    """Install the sample package beside this one, and run its tests."""
+    _borrow(session)
+    session.install("--no-deps", "--editable", ".")
+    session.install("--no-deps", "--force-reinstall", "examples/out_of_tree_adapter")
+    session.chdir("examples/out_of_tree_adapter")
+    session.run("python", "-m", "pytest", "-q")
+
+
+@nox.session(venv_backend="none")
+def examples(session: nox.Session) -> None:
+    """Run every example by the command in its docstring, then test the sample adapter."""
+    scripts = Path(sysconfig.get_path("scripts"))
+    for path in sorted(Path(ROOT, "examples").glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        command = re.search(r"^ +((?:python|torchrun) .*)$", text, flags=re.MULTILINE)
+        if command is None:
+            session.error(f"{path} does not say how to run it")
+        program, *arguments = shlex.split(command.group(1))
+        session.run(str(scripts / program), *arguments, env={"OMP_NUM_THREADS": "1"})
+    session.notify("adapter")
+
+
+@nox.session(venv_backend="none")
+def docs(session: nox.Session) -> None:
+    """Build the site, run what it shows, and ask for a docstring on everything public."""
+    python = (sys.executable, "-m")
+    session.run(sys.executable, "docs/generate_pages.py", "--check")
+    for builder in ("html", "doctest"):
+        options = ("-W", "-n", "--keep-going", "-q", "-b", builder)
+        session.run(*python, "sphinx", *options, "docs", f"docs/_build/{builder}")
+    session.run(*python, "interrogate", "--quiet", "activation_swap")
+
+
+def _borrow(session: nox.Session) -> None:
+    """Put the packages of the calling environment, but none of its editable ones, on the path."""
+    borrowed = sysconfig.get_path("purelib")
+    Path(_purelib(session, "python"), "borrowed.pth").write_text(f"{borrowed}\n", encoding="utf-8")
 
 
 def _overlay(session: nox.Session) -> None:
