@@ -1,0 +1,98 @@
+"""What the documentation promises of itself: pages with a purpose, and nothing public left out."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+import activation_swap
+from activation_swap import KeepReason, SwapPolicy, SwapStats, adapters, errors, testing
+from activation_swap.trainer.__main__ import COMMANDS
+
+pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+WRITTEN = sorted(
+    path for folder in ("guide", "explanation", "reference") for path in DOCS.glob(f"{folder}/*.md")
+)
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text("utf-8")
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.stem)
+def test_a_page_begins_with_what_it_is_for(path: Path) -> None:
+    title, _, purpose = path.read_text("utf-8").splitlines()[:3]
+
+    assert title.startswith("# ")
+    assert purpose.startswith("This page ")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "reference/api.md",
+            [*activation_swap.__all__, *testing.__all__, *errors.__all__, *adapters.__all__],
+        ),
+        ("reference/command-line.md", [*COMMANDS]),
+        ("guide/choose-a-policy.md", [field.name for field in dataclasses.fields(SwapPolicy)]),
+    ],
+)
+def test_nothing_public_is_left_out(name: str, words: list[str]) -> None:
+    text = page(name)
+    elsewhere = {
+        "errors": "its own heading",
+        "BUILT_IN": "of interest to this package alone",
+        "Reason": "the catalogue has a page",
+    }
+
+    assert [word for word in words if word not in elsewhere and word not in text] == []
+
+
+def test_the_glossary_is_sorted() -> None:
+    block = page("reference/glossary.md").split("```{glossary}")[1]
+    terms = re.findall(r"^(\w.*)$", block, flags=re.MULTILINE)
+
+    assert len(terms) > 30
+    assert terms == sorted(terms, key=str.lower)
+
+
+def test_counters_of_the_policy_page_exist() -> None:
+    table = page("guide/choose-a-policy.md").partition("## How to see")[2]
+    named = set(re.findall(r"^\| `(\w+)", table, flags=re.MULTILINE))
+
+    assert named
+    assert named <= {field.name for field in dataclasses.fields(SwapStats)}
+    assert set(re.findall(r'kept_bytes\["(\w+)"\]', table)) <= set(KeepReason)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_says_how_to_run_it(path: Path) -> None:
+    text = path.read_text("utf-8")
+
+    assert re.search(rf"^ +(python|torchrun) .*examples/{path.name}", text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "README.md"])
+def test_make_targets_that_are_named_exist(name: str) -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    text = (ROOT / name).read_text("utf-8")
+
+    for command in re.findall(r"`make ([a-z -]+)`", text):
+        for target in command.split():
+            assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+
+
+def test_fragments_have_a_kind() -> None:
+    kinds = {"added", "changed", "deprecated", "removed", "fixed"}
+    fragments = [path for path in (ROOT / "changelog.d").iterdir() if path.name != "README.md"]
+
+    assert all(re.fullmatch(r"\+[a-z0-9-]+\.(\w+)\.md", path.name) for path in fragments)
+    assert {path.suffixes[-2].lstrip(".") for path in fragments} <= kinds
