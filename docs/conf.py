@@ -64,7 +64,7 @@ def setup(app: Sphinx) -> None:
 def _hide_colons(_app: Any, what: str, *rest: Any) -> None:
     """Keep napoleon from reading ``An argument: its owner is outside`` as ``type: text``."""
     lines: list[str] = rest[-1]
-    if what == "attribute":
+    if what in {"attribute", "property"}:
         lines[:] = [line.replace(":", _COLON) for line in lines]
 
 
