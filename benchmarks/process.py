@@ -71,10 +71,11 @@ def _line(record: dict[str, Any]) -> str:
         return f"{what}: {record['outcome']}: {record['reason']} [{record['seconds']:.0f} s]"
     peak = figures["peak_bytes"]
     memory = "" if peak is None else f", peak {peak / 2**30:.2f} GiB"
+    digest = str(figures["gradient_digest"])[:8]
     return (
         f"{what}: {figures['step_ms']:.1f} ms ({figures['step_ms_min']:.1f} to "
         f"{figures['step_ms_max']:.1f}), queued {figures['forward_queued_ms']:.0f} + "
         f"{figures['step_queued_ms'] - figures['forward_queued_ms']:.0f} ms{memory}, "
-        f"first {figures['first_step_ms'] or 0:.0f} ms, digest {figures['gradient_digest'][:8]} "
+        f"first {figures['first_step_ms'] or 0:.0f} ms, digest {digest} "
         f"[build {record['build_seconds']:.0f} s, {record['seconds']:.0f} s]"
     )

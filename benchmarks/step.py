@@ -160,16 +160,28 @@ def _train(
         **_memory_figures(device),
         **_swap_figures(applied, run.steps * point.microbatches),
     }
+    figures["losses"] = [float(loss) for loss in loop.losses]
+    figures |= _digest_figures(loop, optimizer)
     if point.trace and device != "cpu":
         figures["timeline"] = profile_step(loop.step)
-    with _deterministic(enabled=True):
-        optimizer.digests = {}
-        loop.step()
-        figures["gradient_digest"] = _digest(optimizer.digests)
-        figures["gradients"] = len(optimizer.digests)
-        optimizer.digests = None
-    figures["losses"] = [float(loss) for loss in loop.losses]
     return figures
+
+
+def _digest_figures(loop: _Loop, optimizer: Sgd) -> dict[str, Any]:
+    """Hash every gradient of one more step; none where its algorithms need too much memory."""
+    optimizer.digests = {}
+    try:
+        with _deterministic(enabled=True):
+            loop.step()
+    except torch.OutOfMemoryError:
+        return {"gradient_digest": None}
+    else:
+        return {
+            "gradient_digest": _digest(optimizer.digests),
+            "gradients": len(optimizer.digests),
+        }
+    finally:
+        optimizer.digests = None
 
 
 def _time_figures(clock: _Clock) -> dict[str, Any]:
@@ -177,7 +189,7 @@ def _time_figures(clock: _Clock) -> dict[str, Any]:
         "step_ms": statistics.median(clock.steps),
         "step_ms_min": min(clock.steps),
         "step_ms_max": max(clock.steps),
-        "step_ms_all": clock.steps,
+        "step_ms_all": list(clock.steps),
         "forward_queued_ms": statistics.median(clock.forward_queued),
         "step_queued_ms": statistics.median(clock.step_queued),
     }

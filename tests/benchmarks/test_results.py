@@ -1,0 +1,118 @@
+"""What the tables and plots say follows from the measurements."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from benchmarks.lanes import lanes_of
+from benchmarks.plots import plot_growth, plot_memory_and_time, plot_timeline
+from benchmarks.results import Result, compare, summary
+from benchmarks.tables import growth_lines, table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.unit
+
+GB = 10**9
+
+
+def result(mode: str, *, tokens: int = 4096, layers: int = 48, **figures: Any) -> Result:
+    measured = {"step_ms_min": 0.5, "step_ms_max": 9000.0, "gradient_digest": "a", **figures}
+    return Result(
+        {
+            "run": "single",
+            "mode": mode,
+            "point": {"tokens": tokens, "layers": layers, "microbatches": 1, "policy": {}},
+            "gpus": 1,
+            "outcome": "measured" if figures else "out of memory",
+            "reason": "too much",
+            "figures": measured if figures else {},
+            "machine": {"torch": "2.11.0", "transformers": "5.17.0"},
+            "date": "2026-01-01T00:00:00+00:00",
+        }
+    )
+
+
+NONE = result("none", step_ms=500.0, peak_bytes=100 * GB)
+SWAPPED = result("attention", step_ms=510.0, peak_bytes=90 * GB, eligible_bytes=10 * GB)
+PEER = result("trl", step_ms=1000.0, peak_bytes=75 * GB, gradient_digest="b")
+
+
+def test_ratios_are_to_none_of_the_same_work() -> None:
+    other = result("none", tokens=1024, step_ms=1.0, peak_bytes=1)
+    _, _, swapped, peer = compare([other, NONE, SWAPPED, PEER])
+    assert swapped.step_time_ratio == 1.02
+    assert swapped.freed_bytes == 10 * GB
+    assert swapped.freed_fraction == 1.0
+    assert swapped.ms_per_gb == 1.0
+    assert swapped.gradients_equal is True
+    assert (peer.ms_per_gb, peer.gradients_equal) == (20.0, False)
+    assert peer.eligible_bytes == 10 * GB, "what attention counted"
+
+
+def test_out_of_memory_is_a_row_of_the_table_and_none_of_the_summary() -> None:
+    lost = result("none", tokens=8192)
+    trained = result("attention", tokens=8192, step_ms=963.0, peak_bytes=124 * GB)
+    assert any("out of memory" in line for line in table([lost, trained]))
+    rows = summary([lost, trained])
+    assert [(row["mode"], row["step_time_ratio"]) for row in rows] == [("attention", None)]
+
+
+def test_growth_is_measured_against_a_line() -> None:
+    straight = [
+        result("attention", layers=layers, step_ms=10.0 * layers, saved_bytes=GB * layers)
+        for layers in (12, 24, 48)
+    ]
+    assert growth_lines(straight) == [
+        "- saved_bytes over layers: 1e+09 bytes each, at most 0.00% off the line",
+        "- step_ms over layers: 10 ms each, at most 0.00% off the line",
+    ]
+
+
+def event(name: str, stream: int, start: float, *, kind: str = "kernel") -> dict[str, Any]:
+    known = {"ph": "X", "cat": kind, "name": name, "ts": start, "dur": 10.0}
+    return {**known, "args": {"stream": stream}}
+
+
+def test_lanes_follow_streams_and_merge_what_touches() -> None:
+    copied = {"kind": "gpu_memcpy"}
+    trace = lanes_of(
+        [
+            *(event("gemm", 7, 100.0 + 10 * number) for number in range(3)),
+            event("gemm", 7, 200.0),
+            event("Memcpy DtoH (Device -> Pinned)", 7, 220.0, **copied),
+            event("narrow", 8, 110.0),
+            event("Memcpy DtoH (Device -> Pinned)", 8, 120.0, **copied),
+            event("Memcpy HtoD (Pinned -> Device)", 9, 150.0, **copied),
+            event("activation_swap::offload(layers.0.self_attn)", 0, 90.0, kind="user_annotation"),
+            {"ph": "M", "name": "metadata"},
+        ]
+    )
+    assert trace["lanes"] == {
+        "compute": [(0.0, 30.0), (100.0, 10.0), (120.0, 10.0)],
+        "D2H": [(10.0, 20.0)],
+        "H2D": [(50.0, 10.0)],
+    }
+    assert trace["ranges"] == {"activation_swap::offload": 1}
+
+
+def test_plots_are_drawn_where_there_is_something_to_draw(tmp_path: Path) -> None:
+    lanes = {"compute": [(0.0, 5.0)], "D2H": [(1.0, 2.0)], "H2D": []}
+    traced = result("attention", step_ms=1.0, peak_bytes=1, timeline={"lanes": lanes})
+    grown = [
+        result(mode, layers=layers, step_ms=1.0, peak_bytes=1)
+        for layers in (12, 24)
+        for mode in ("none", "attention")
+    ]
+    for plot, results in (
+        (plot_memory_and_time, [NONE, SWAPPED, PEER]),
+        (plot_timeline, [NONE, traced]),
+        (plot_growth, grown),
+    ):
+        path = tmp_path / f"{plot.__name__}.png"
+        assert plot(results, path)
+        assert path.stat().st_size > 1000
+        assert not plot([result("none")], path)
