@@ -1,0 +1,78 @@
+"""Which values of the set-up and the policy are legal, at their bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from activation_swap import SwapPolicy, TrainingSetup
+from activation_swap._request import Mode, check_policy, check_setup
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"min_bytes": 0},
+        {"min_bytes": 1},
+        {"min_coverage": 0},
+        {"min_coverage": 0.0},
+        {"min_coverage": 1},
+        {"min_coverage": 1.0},
+        {"keep_last": False},
+        {"narrow": False},
+        {"slab_bytes": 512},
+        {"slab_bytes": 1 << 30},
+        {"max_host_bytes": None},
+        {"max_host_bytes": 0},
+        {"max_host_bytes": 1 << 40},
+    ],
+    ids=str,
+)
+def test_legal_policy(fields: dict[str, Any]) -> None:
+    check = check_policy(SwapPolicy(**fields))
+
+    assert check.passed
+    assert (check.subject, check.expected, check.found) == ("swap policy", "legal", "legal")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"min_bytes": 1.0},
+        {"min_coverage": 1.001},
+        {"min_coverage": "0.5"},
+        {"slab_bytes": 256},
+        {"slab_bytes": 513},
+        {"slab_bytes": 768},
+        {"slab_bytes": 1024.0},
+        {"max_host_bytes": 1.5},
+    ],
+    ids=str,
+)
+def test_illegal_policy(fields: dict[str, Any]) -> None:
+    check = check_policy(SwapPolicy(**fields))
+    (name,) = fields
+
+    assert check.rejection is not None
+    assert check.rejection.where == f"SwapPolicy.{name}"
+
+
+@pytest.mark.parametrize("fields", [{}, {"pp_size": 2}, {"pp_size": 64}], ids=str)
+def test_legal_setup(fields: dict[str, Any]) -> None:
+    checks = check_setup(TrainingSetup(**fields))
+
+    assert all(check.passed for check in checks)
+    assert [check.subject for check in checks] == [
+        "training set-up",
+        "back end",
+        "torch.compile of the trainer",
+        "activation checkpointing of the trainer",
+    ]
+
+
+def test_modes_are_what_the_trainer_key_takes() -> None:
+    assert [mode.value for mode in Mode] == ["none", "attention"]
