@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 GPU_PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pp-demo test lint coverage matrix matrix-all docs examples wheel canary gpu-test audit clean
+.PHONY: help setup demo pp-demo test lint coverage mutation matrix matrix-all docs examples wheel canary gpu-test audit clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,6 +36,10 @@ test: lint ## Everything that needs no accelerator
 
 coverage: setup ## Every branch of what decides and refuses
 	$(BIN)/nox -s coverage
+
+mutation: setup ## Change the code that decides and refuses; list the changes no test sees
+	$(BIN)/mutmut run
+	$(BIN)/mutmut results
 
 matrix: setup ## The Transformers releases that cover every fact, each in its own environment
 	$(BIN)/nox -t matrix
