@@ -285,3 +285,11 @@ def test_a_forward_left_behind_by_output_attentions_is_no_replacement(model: Any
         layer.self_attn.forward = layer.self_attn.forward
 
     assert len(fqns(model)) == 2
+
+
+def test_hooks_of_others_are_fine_whatever_they_are(model: Any) -> None:
+    without_module: Any = dict.get
+    assert not hasattr(without_module, "__module__")
+    model.model.layers[0].register_forward_pre_hook(without_module)
+
+    assert len(fqns(model)) == 2
