@@ -19,6 +19,7 @@ from activation_swap.errors import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from activation_swap._registry import Registry
     from activation_swap._stats import SwapStats
@@ -86,7 +87,7 @@ def compare_runs(
     registry = _registry.registry if registry is None else registry
     swap = registry.apply("attention", swapped, policy=policy or _EVERYTHING)
     try:
-        with torch.random.fork_rng():
+        with _own_random_state(plain):
             pairs = zip(_train(plain, loss, steps), _train(swapped, loss, steps), strict=True)
             found = (_difference(step, *pair) for step, pair in enumerate(pairs))
             first = next(filter(None, found), None)
@@ -236,6 +237,13 @@ def _fingerprint(model: nn.Module) -> dict[str, Any]:
         )
         for name, module in model.named_modules()
     }
+
+
+def _own_random_state(model: nn.Module) -> AbstractContextManager[None]:
+    """Restore the random state of the host and of the model's devices afterwards."""
+    used = {parameter.device for parameter in model.parameters() if parameter.device.type != "cpu"}
+    kind = next((device.type for device in used), "cuda")
+    return torch.random.fork_rng(devices=[device.index for device in used], device_type=kind)
 
 
 def _train(

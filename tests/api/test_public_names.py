@@ -19,6 +19,8 @@ from activation_swap import (
     testing,
 )
 from activation_swap._registry import Registry
+from activation_swap.core.schedule.verbs import GroupVerbs
+from activation_swap.core.site import Site
 
 pytestmark = pytest.mark.unit
 
@@ -128,3 +130,29 @@ def test_what_a_swap_offers() -> None:
     offered = {name for name in vars(Swap) if not name.startswith("_")}
 
     assert offered == {"active", "attach", "groups", "remove", "reset_stats", "stats"}
+
+
+def test_what_adapters_and_schedulers_implement_or_use() -> None:
+    assert [field.name for field in dataclasses.fields(Site)] == [
+        "fqn",
+        "module",
+        "owners",
+        "checkpoint_flag_owner",
+        "cache_arguments",
+        "stage",
+        "returns",
+    ]
+    assert [field.name for field in dataclasses.fields(adapters.Inspection)] == [
+        "sites",
+        "checks",
+        "notices",
+    ]
+    verbs = [name for name in vars(GroupVerbs) if not name.startswith("_")]
+    assert verbs == [
+        "set_group",
+        "launch_offload",
+        "wait_offload",
+        "launch_reload",
+        "wait_reload",
+        "abort",
+    ]

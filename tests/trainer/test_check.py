@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,3 +93,16 @@ def test_what_would_not_work_is_said(
 def test_another_device_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--device", "npu"]) == 2
     assert capsys.readouterr().err.startswith("AS403")
+
+
+def test_it_needs_nothing_of_the_trainers_extra() -> None:
+    script = (
+        "import sys\n"
+        "sys.modules |= dict.fromkeys(['pydantic', 'rich', 'matplotlib'])\n"
+        "import activation_swap.trainer.check"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
