@@ -62,10 +62,10 @@ class ActivationSwapCallback(TrainerCallback):  # type: ignore[misc] # transform
     def on_log(
         self, _args: Any, state: Any, _control: Any, *, logs: dict[str, Any], **_: Any
     ) -> None:
-        """Add the counters to this log."""
-        if not self.swap.active:
-            return
+        """Add the counters to this log, unless no training forward came since the last one."""
         stats = self.swap.stats()
+        if not (stats.offloaded_bytes or stats.kept_bytes):
+            return
         self.swap.reset_stats()
         values = {f"activation_swap/{name}": getattr(stats, name) for name in _LOGGED}
         values |= {
