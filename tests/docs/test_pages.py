@@ -77,6 +77,7 @@ def test_counters_of_the_policy_page_exist() -> None:
 def test_an_example_says_how_to_run_it(path: Path) -> None:
     text = path.read_text("utf-8")
 
+    assert path.name in (ROOT / "examples" / "README.md").read_text("utf-8")
     assert re.search(rf"^ +(python|torchrun) .*examples/{path.name}", text, flags=re.MULTILINE)
 
 
