@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.records import result_path, write_record
-from benchmarks.runs import RUNS, Process, Run
+from benchmarks.runs import RUNS, SCRIPTS, Process, Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,8 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line asks for; return the exit status."""
     options = _parser().parse_args(arguments)
     if options.list:
-        for name, run in RUNS.items():
-            print(f"{name}: {run.about}")
+        about = {name: run.about for name, run in RUNS.items()} | SCRIPTS
+        print("\n".join(f"{name}: {text}" for name, text in about.items()))
         return 0
     if options.action == "run":
         return _run(options)
@@ -47,7 +47,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="name every run")
     actions = parser.add_subparsers(dest="action")
     run = actions.add_parser("run", help="measure; each mode in a process of its own")
-    run.add_argument("names", nargs="+", choices=RUNS, metavar="NAME", help=", ".join(RUNS))
+    names = (*RUNS, *SCRIPTS)
+    run.add_argument("names", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
     _common(run)
     run.add_argument("--modes", nargs="+", help="only these")
     run.add_argument("--timeout", type=float, default=300, help="seconds a process may take")
@@ -110,6 +111,9 @@ def _run(options: argparse.Namespace) -> int:
     command = _command(options)
     failed = 0
     for name in options.names:
+        if name in SCRIPTS:
+            failed += _run_script(name, options)
+            continue
         run = _adapted(RUNS[name], options)
         for number, process in enumerate(run.processes):
             if options.modes and process.mode not in options.modes:
@@ -130,6 +134,16 @@ def _run(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
+def _run_script(name: str, options: argparse.Namespace) -> bool:
+    arguments = [f"--out={options.out / name}.json", *_changes(options, policy=False)]
+    done = subprocess.run(  # noqa: S603 - this package itself
+        [sys.executable, "-W", "ignore", "-m", f"benchmarks.{name}", *arguments],
+        cwd=ROOT,
+        check=False,
+    )
+    return done.returncode != 0
+
+
 def _command(options: argparse.Namespace) -> str:
     """Return what the user called, without the folder of the results."""
     modes = ["--modes", *options.modes] if options.modes else []
@@ -138,14 +152,14 @@ def _command(options: argparse.Namespace) -> str:
     )
 
 
-def _changes(options: argparse.Namespace) -> list[str]:
+def _changes(options: argparse.Namespace, *, policy: bool = True) -> list[str]:
     """Return the options that change a run, as its processes take them."""
     changes = [
         f"--{key}={value}"
         for key in ("device", "shape", "layers", "steps", "warmup")
         if (value := getattr(options, key)) is not None
     ]
-    if options.policy:
+    if policy and options.policy:
         changes.append(f"--policy={json.dumps(options.policy)}")
     if options.tokens:
         changes += ["--tokens", *map(str, options.tokens)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ __all__ = ["facts"]
 
 
 def facts(device: str) -> dict[str, Any]:
-    """Return GPU, CPU, versions and the link's rates in bytes per second, probed now."""
+    """Return GPU, CPU, versions, date and the link's rates in bytes per second, all as of now."""
     rates = probe_link(device)
     accelerator = device != "cpu"
     if accelerator:
         torch.accelerator.empty_cache()
     gpu = torch.cuda.get_device_name() if accelerator and torch.cuda.is_available() else None
     return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "gpu": gpu,
         "cpu": _cpu(),
         "python": platform.python_version(),

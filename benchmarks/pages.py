@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from benchmarks.peers import NOT_RUN
 from benchmarks.plots import plot_growth, plot_memory_and_time, plot_timeline
-from benchmarks.results import Result, load, summary
-from benchmarks.runs import RUNS
+from benchmarks.results import Result, load, read, summary
+from benchmarks.runs import RUNS, SCRIPTS
 from benchmarks.tables import conditions, cost_table, growth_lines, not_run_lines, table
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ _PLOTS: Final[dict[str, tuple[str, Callable[[Sequence[Result], Path], bool]]]] =
     "timeline": ("one step: compute, D2H and H2D", plot_timeline),
     "growth": ("growth", plot_growth),
 }
+_ABOUT: Final = {name: run.about for name, run in RUNS.items()} | SCRIPTS
 _READING: Final = """\
 How to read the tables:
 
@@ -54,24 +55,34 @@ def render(folders: Iterable[Path], docs: Path) -> None:
     for name in names:
         own = [result for result in results if result.run == name]
         (docs / f"{name}.md").write_text(_page(name, own, docs), encoding="utf-8")
-    (docs / "index.md").write_text(_index(names), encoding="utf-8")
+    (docs / "overview.md").write_text(_index(names), encoding="utf-8")
     rows = json.dumps(summary(results), indent=2)
     (docs / "summary.json").write_text(rows + "\n", encoding="utf-8")
 
 
 def _take_in(folders: Iterable[Path], kept: Path) -> None:
     new = [path for folder in folders if folder != kept for path in sorted(folder.glob("*.json"))]
-    runs = {json.loads(path.read_text(encoding="utf-8"))["run"] for path in new}
+    runs = {result.run for path in new for result in read(path)}
     for path in kept.glob("*.json"):
-        if json.loads(path.read_text(encoding="utf-8"))["run"] in runs:
+        if runs & {result.run for result in read(path)}:
             path.unlink()
     for path in new:
         shutil.copyfile(path, kept / path.name)
 
 
 def _page(name: str, results: Sequence[Result], docs: Path) -> str:
-    about = RUNS[name].about if name in RUNS else ""
-    lines = [_HEADER, "", f"# {name}", "", about, "", *conditions(results), "", *table(results), ""]
+    lines = [
+        _HEADER,
+        "",
+        f"# {name}",
+        "",
+        _ABOUT.get(name, ""),
+        "",
+        *conditions(results),
+        "",
+        *table(results),
+        "",
+    ]
     if name == "cost":
         lines += [*cost_table(results), ""]
     if name in {"growth", "single"}:
@@ -106,10 +117,10 @@ def _reason_lines(results: Sequence[Result]) -> list[str]:
 
 
 def _index(names: Sequence[str]) -> str:
-    runs = [f"- [{name}]({name}.md): {RUNS[name].about if name in RUNS else ''}" for name in names]
+    runs = [f"- [{name}]({name}.md): {_ABOUT.get(name, '')}" for name in names]
     return "\n".join(
         [
-            *(_HEADER, "", "# Benchmarks", "", *runs, ""),
-            *("`python -m benchmarks --list` names every run.", "", _READING),
+            *(_HEADER, "", "# Overview", "", *runs, ""),
+            *("[How figures are made](about.md) says how to make them again.", "", _READING),
         ]
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-__all__ = ["Comparison", "Result", "compare", "load", "summary"]
+__all__ = ["Comparison", "Result", "compare", "load", "read", "summary"]
 
 
 @dataclass(frozen=True)
@@ -135,11 +136,51 @@ class Comparison:
 def load(folders: Iterable[Path]) -> list[Result]:
     """Return the results in ``folders`` by size of the work, then in the order of their runs."""
     results = [
-        Result(json.loads(path.read_text(encoding="utf-8")))
+        result
         for folder in folders
         for path in sorted(folder.glob("*.json"))
+        for result in read(path)
     ]
     return sorted(results, key=lambda result: (result.tokens, result.layers, result.microbatches))
+
+
+def read(path: Path) -> list[Result]:
+    """Return the results in one file: a measurement, or a script's report of several."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return _of_report(path.stem, content) if "rows" in content else [Result(content)]
+
+
+def _of_report(name: str, report: dict[str, Any]) -> list[Result]:
+    """Return the rows of a report of :func:`benchmarks.pair.compare`."""
+    given = re.findall(r"--(\w+)=(\S+)", report["command"])
+    options = dict(given)
+    point = {
+        "tokens": int(options["tokens"]),
+        "layers": int(options["layers"]),
+        "microbatches": 1,
+        "policy": {},
+    }
+    return [
+        Result(
+            {
+                "run": name,
+                "mode": row["mode"],
+                "repeat": position,
+                "shape": options["shape"],
+                "point": point,
+                "gpus": row.get("ranks", 1),
+                "warmup": int(options["warmup"]),
+                "steps": int(options["steps"]),
+                "optimizer": "AdamW inside backward, gradients freed at once, lr 0",
+                "outcome": "measured",
+                "figures": {**row, "eligible_bytes": row["saved_bytes"] or None},
+                "machine": row["machine"],
+                "command": report["command"],
+                "date": row["machine"]["date"],
+            }
+        )
+        for position, row in enumerate(report["rows"])
+    ]
 
 
 def compare(results: Sequence[Result]) -> list[Comparison]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["PEERS", "RUNS", "Point", "Process", "Run", "full_shape"]
+__all__ = ["PEERS", "RUNS", "SCRIPTS", "Point", "Process", "Run", "full_shape"]
 
 MIB: Final = 1024 * 1024
 
@@ -167,3 +167,9 @@ RUNS: Final[dict[str, Run]] = {
     ),
 }
 """Every run by its name."""
+
+SCRIPTS: Final[dict[str, str]] = {
+    "fsdp2": "FSDP2 with AdamW on one GPU, 24 layers: none twice and attention.",
+    "lora": "LoRA on q, k, v, o with a frozen base on one GPU: none twice and attention.",
+}
+"""Runs that are modules of their own, ``benchmarks.NAME``: another model, another optimizer."""

@@ -140,6 +140,8 @@ def _links(results: Sequence[Result]) -> str:
 
 
 def _optimizer(record: dict[str, Any]) -> str:
+    if "optimizer" in record:
+        return str(record["optimizer"])
     if record["lr"]:
         return f"SGD inside backward, lr {record['lr']:g}, gradients freed at once"
     return (

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.modes import MODES
 from benchmarks.pages import render
-from benchmarks.runs import RUNS
+from benchmarks.runs import RUNS, SCRIPTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +59,7 @@ def read(folder: Path) -> dict[str, Any]:
 def test_list_names_every_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list"]) == 0
     listed = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()]
-    assert listed == list(RUNS)
+    assert listed == [*RUNS, *SCRIPTS]
 
 
 @pytest.mark.parametrize("name", RUNS)
