@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from activation_swap.adapters.adapter import Inspection
-from activation_swap.compat.facts import MODEL_CLASS, RETURN_ARITY, CheckpointFlag
+from activation_swap.compat.facts import CACHE_ARGUMENTS, MODEL_CLASS, RETURN_ARITY, CheckpointFlag
 from activation_swap.compat.release import installed_release, read_release, untested_notice
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Qwen3MoeAttention:
                 checkpoint_flag_owner=(
                     slot.layer if found.flag is CheckpointFlag.LAYER else found.stack
                 ),
+                cache_arguments=CACHE_ARGUMENTS,
                 returns=RETURN_ARITY.at(version),
             )
             for slot in found.slots

@@ -21,6 +21,7 @@ __all__ = [
     "ATTENTION_CLASS",
     "ATTENTION_PARTS",
     "ATTENTION_SIGNATURE",
+    "CACHE_ARGUMENTS",
     "CHECKPOINT_FLAG",
     "CHECKPOINT_SITE",
     "FACTS",
@@ -42,6 +43,8 @@ Value = TypeVar("Value")
 
 MODEL_CLASS: Final = "transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeForCausalLM"
 """The class that the adapter is registered for; the key of everything below."""
+CACHE_ARGUMENTS: Final = ("cache", "past_key_values", "past_key_value")
+"""Names that the attention's cache argument has had: see the rows of ``ATTENTION_SIGNATURE``."""
 
 # `.dev0` bounds, since a development version and a release candidate sort before their release:
 # 5.24.0.dev0 and 5.24.0rc1 belong to 5.24's row, not to 5.23's.

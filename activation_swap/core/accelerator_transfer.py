@@ -77,8 +77,6 @@ class AcceleratorTransfer:
             if fence.lane != self._d2h_lane:
                 d2h.wait_event(fence.event)
         with d2h:
-            # Narrowing runs on this stream, too: beside compute, not before it. What it needs is
-            # allocated, read and freed here, in order.
             copy_all(*outward(moves))
         self._d2h_sequence += 1
         return Fence(self._d2h_lane, self._d2h_sequence, d2h.record_event())
@@ -99,6 +97,8 @@ class AcceleratorTransfer:
             if fence.lane != self._h2d_lane:
                 h2d.wait_event(fence.event)
         with h2d:
+            # Widening runs on this stream, too: beside compute, not before it. What it needs is
+            # allocated, read and freed here, in order.
             copy_all(*inward(moves))
         self._h2d_sequence += 1
         return Fence(self._h2d_lane, self._h2d_sequence, h2d.record_event())

@@ -13,6 +13,7 @@ import torch
 from activation_swap._stats import KeepReason
 from activation_swap.core.counters import Counters
 from activation_swap.core.group import Group, GroupState, SavedStorage
+from activation_swap.core.narrowing import upper_halves
 from activation_swap.core.pinned_pool import aligned
 from activation_swap.core.torch_private import profiling
 from activation_swap.core.transfer import Copy, Move
@@ -183,6 +184,12 @@ class Engine:
             return False
         group.stream = stream = link.transfer.compute_stream()
         sources = [storage.whole() for storage in storages]
+        # Narrowed on the compute stream: on the transfer stream the kernels would wait for room
+        # among compute's, and the copies behind them.
+        sources = [
+            upper_halves(source) if storage.narrow else source
+            for storage, source in zip(storages, sources, strict=True)
+        ]
         with _range("offload", group):
             fence = link.transfer.offload(
                 _moves(storages, sources, block), stream=stream, after=block.fences

@@ -173,6 +173,8 @@ class SavedStorage:
             raise self.group.impossible(asked="a copy of a storage that was given up")
         alias, _ = self.aliases[0]
         if alias.dtype is self.dtype:
+            if alias.is_contiguous() and alias.numel() * alias.itemsize == self.nbytes:
+                return alias.view(-1)
             return alias.as_strided((self.nbytes // alias.itemsize,), (1,), 0)
         return torch.empty(0, dtype=torch.uint8, device=alias.device).set_(alias.untyped_storage())
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from activation_swap.core.engine import Engine
     from activation_swap.core.link import Links
     from activation_swap.core.order import SwapOrder
-    from activation_swap.core.site import SwapPlan
+    from activation_swap.core.site import Site, SwapPlan
 
 __all__ = ["AfterAttention", "BeforeAttention", "InertHook", "Tracer"]
 
@@ -53,6 +53,7 @@ class Tracer:
         self._links = links
         self._order = order
         self._open = _Open()
+        self._warned_of_cache = False
 
     def fqn(self, index: int) -> str:
         """Return the name of attention number ``index``."""
@@ -73,6 +74,8 @@ class Tracer:
             raise Reason.NESTED_ATTENTION.error(
                 where=site.fqn, found=f"a call inside of {recorders[-1].group.fqn}"
             )
+        if not self._warned_of_cache:
+            self._check_cache(site, kwargs)
         link = self._links.of(_device_of(args, kwargs))
         check_call(site, link.transfer)
         admission = self._order.admit(index)
@@ -90,6 +93,18 @@ class Tracer:
             # torch.func's transforms, and whoever else calls disable_saved_tensors_hooks.
             recorders.pop().close()
             raise Reason.HOOKS_DISABLED.error(where=site.fqn, found=str(error)) from error
+
+    def _check_cache(self, site: Site, kwargs: dict[str, Any]) -> None:
+        for name in site.cache_arguments:
+            if kwargs.get(name) is not None:
+                self._warned_of_cache = True
+                warnings.warn(
+                    f"activation_swap: attention: {site.fqn} is given a key-value cache in a "
+                    "training forward. It holds keys and values until it is dropped, and moving "
+                    "them frees nothing before. Training needs no cache: pass use_cache=False.",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
 
     def leave(self, index: int, result: Any) -> None:
         """End a call, also one that raised: then ``result`` is ``None`` and nothing moves."""

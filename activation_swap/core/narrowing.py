@@ -29,5 +29,5 @@ def is_upcast(tensor: torch.Tensor) -> bool:
 
 
 def upper_halves(flat: torch.Tensor) -> torch.Tensor:
-    """Return the upper halves of ``flat`` fp32[n] as a bf16[n] view: no arithmetic, any NaN."""
-    return flat.view(torch.bfloat16)[_UPPER_HALF::2]
+    """Return the upper halves of ``flat`` fp32[n] as bf16[n]: no arithmetic, any NaN."""
+    return flat.view(torch.bfloat16)[_UPPER_HALF::2].contiguous()

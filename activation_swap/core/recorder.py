@@ -25,6 +25,14 @@ if TYPE_CHECKING:
 __all__ = ["Recorder"]
 
 _PLAIN = frozenset({torch.Tensor, nn.Parameter})
+_MOVABLE = frozenset(
+    dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and not dtype.is_complex and "q" not in str(dtype)
+)
+"""Every dtype whose tensors are nothing but their bytes: no quantizer, no lazy conjugation."""
+_NARROW_FROM = 16
+"""In units of ``min_bytes``: below, two more kernels cost more time than the halved copy saves."""
 
 
 class Recorder:
@@ -123,6 +131,7 @@ class Recorder:
         return (
             tensor.dtype is torch.float32
             and self._policy.narrow
+            and nbytes >= _NARROW_FROM * self._min_bytes
             and tensor.numel() * tensor.itemsize == nbytes
             and is_upcast(tensor)
         )
@@ -134,7 +143,7 @@ class Recorder:
             return KeepReason.PARAMETER
         if tensor.device != self._device:
             return KeepReason.OTHER_DEVICE
-        if tensor.dtype.is_complex or tensor.is_quantized or tensor.is_neg():
+        if tensor.dtype not in _MOVABLE or tensor.is_neg():
             return KeepReason.UNSUPPORTED
         if not tensor.requires_grad and address in self._borrowed_addresses():
             return KeepReason.ARGUMENT
@@ -145,7 +154,11 @@ class Recorder:
 
     def _is_parameter(self, tensor: torch.Tensor) -> bool:
         base = base_of(tensor)
-        if _is_parameter_type(tensor) or (base is not None and _is_parameter_type(base)):
+        kind = type(tensor if base is None else base)
+        if kind is nn.Parameter or type(tensor) is nn.Parameter:
+            return True
+        # `isinstance` runs Python code for Parameter, and a plain tensor never is one.
+        if kind is not torch.Tensor and isinstance(tensor if base is None else base, nn.Parameter):
             return True
         # Autocast's copy of a trainable weight lives in its cache: moving it frees nothing. That
         # of a frozen weight is made for this call alone, and moves like any other saved tensor.
@@ -182,12 +195,6 @@ class Recorder:
         reason = KeepReason.UNSUPPORTED
         self.kept_bytes[reason] = self.kept_bytes.get(reason, 0) + nbytes
         return kept
-
-
-def _is_parameter_type(tensor: torch.Tensor) -> bool:
-    # `isinstance` runs Python code for Parameter, and a plain tensor never is one.
-    kind = type(tensor)
-    return kind is nn.Parameter or (kind is not torch.Tensor and isinstance(tensor, nn.Parameter))
 
 
 def _span_bytes(tensor: torch.Tensor) -> int:

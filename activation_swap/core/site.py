@@ -25,6 +25,8 @@ class Site:
             Each is checked for a later ``.compile()`` before every training forward.
         checkpoint_flag_owner: The module whose ``gradient_checkpointing`` attribute says whether
             this site is recomputed in backward, or ``None`` where the model has no such flag.
+        cache_arguments: Names under which ``module`` may be given a key-value cache. In training
+            it holds saved tensors beyond the forward, and moving those frees nothing: a warning.
         stage: Position of its stage module among those that were passed to ``apply``.
         returns: Length of the tuple that ``module`` returns, or ``None`` when it does not matter.
     """
@@ -33,6 +35,7 @@ class Site:
     module: nn.Module
     owners: tuple[nn.Module, ...] = ()
     checkpoint_flag_owner: nn.Module | None = None
+    cache_arguments: tuple[str, ...] = ()
     stage: int = 0
     returns: int | None = None
 

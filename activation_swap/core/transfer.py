@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from activation_swap.core.narrowing import upper_halves
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -18,9 +16,9 @@ class Move(NamedTuple):
     """One storage's way over the link, in either direction.
 
     Attributes:
-        device: All of the storage on the device, flat.
+        device: All of the storage on the device, flat; on the way out what travels of it.
         host: Its host bytes, flat: one tensor, or several where they are cut over pieces. Of the
-            dtype of ``device``, or bf16 for a fp32 storage that travels narrow.
+            dtype of ``device``, or bf16 for a fp32 storage that comes back from its upper halves.
     """
 
     device: torch.Tensor
@@ -29,31 +27,26 @@ class Move(NamedTuple):
 
 def outward(moves: Iterable[Move]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return the targets and the sources of the copies that carry ``moves`` to the host."""
-    return _aligned(
-        (
-            move.host,
-            move.device if move.host[0].dtype is move.device.dtype else upper_halves(move.device),
-        )
-        for move in moves
-    )
+    return _cut_alike(moves)
 
 
 def inward(moves: Iterable[Move]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return the targets and the sources of the copies that carry ``moves`` to the device.
 
-    A copy from bf16 to fp32 widens on the device, and is exact: a shift by 16 bits.
+    A copy from bf16 to fp32 widens on the device, and is exact: a shift by 16 bits. Those come
+    last: the others do not wait for their kernels.
     """
-    sources, targets = _aligned((move.host, move.device) for move in moves)
+    sources, targets = _cut_alike(
+        sorted(moves, key=lambda move: move.host[0].dtype is not move.device.dtype)
+    )
     return targets, sources
 
 
-def _aligned(
-    pairs: Iterable[tuple[tuple[torch.Tensor, ...], torch.Tensor]],
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return two lists of equal tensors, with each device tensor cut where its host bytes are."""
+def _cut_alike(moves: Iterable[Move]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return host and device tensors in pairs, each device tensor cut where its host bytes are."""
     hosts: list[torch.Tensor] = []
     devices: list[torch.Tensor] = []
-    for host, device in pairs:
+    for device, host in moves:
         hosts += host
         if len(host) == 1:
             devices.append(device)
