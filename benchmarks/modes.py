@@ -56,7 +56,10 @@ def _no_copies(model: Any, policy: Mapping[str, Any]) -> Applied:
     installed = InstalledSwap(plan, links=Links(plan.policy, make_transfer=make_transfer))
     installed.place()
     return Applied(
-        remove=installed.remove, stats=installed.stats, reset_stats=installed.reset_stats
+        remove=installed.remove,
+        stats=installed.stats,
+        reset_stats=installed.reset_stats,
+        about="all of the swap's work but the copies; its gradients are garbage and not applied",
     )
 
 

@@ -87,9 +87,10 @@ def _page(name: str, results: Sequence[Result], docs: Path) -> str:
         lines += [*cost_table(results), ""]
     if name in {"growth", "single"}:
         lines += [*growth_lines(results), ""]
+    notes = [*_about_lines(results), *_reason_lines(results)]
     if name == "peers":
-        lines += [*_about_lines(results), *not_run_lines(dict(NOT_RUN)), ""]
-    lines += _reason_lines(results)
+        notes += not_run_lines(NOT_RUN)
+    lines += [*notes, ""] if notes else []
     for kind, (caption, plot) in _PLOTS.items():
         path = docs / f"{name}-{kind}.png"
         path.unlink(missing_ok=True)
@@ -99,21 +100,17 @@ def _page(name: str, results: Sequence[Result], docs: Path) -> str:
 
 
 def _about_lines(results: Sequence[Result]) -> list[str]:
-    return [
-        f"- {result.mode}: {result.record['about']}."
-        for result in results
-        if result.record.get("about")
-    ]
+    abouts = {r.mode: r.record["about"] for r in results if r.record.get("about")}
+    return [f"- {mode}: {about}." for mode, about in abouts.items()]
 
 
 def _reason_lines(results: Sequence[Result]) -> list[str]:
-    lines = [
+    return [
         f"- {result.mode}, {result.tokens:,} tokens: {result.record['outcome']}: "
-        f"{result.record['reason']}."
+        f"{result.record['reason'].rstrip('.')}."
         for result in results
         if not result.measured
     ]
-    return [*lines, ""] if lines else []
 
 
 def _index(names: Sequence[str]) -> str:

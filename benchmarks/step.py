@@ -161,7 +161,8 @@ def _train(
         **_swap_figures(applied, run.steps * point.microbatches),
     }
     figures["losses"] = [float(loss) for loss in loop.losses]
-    figures |= _digest_figures(loop, optimizer)
+    # Without copies, gradients are garbage.
+    figures |= _digest_figures(loop, optimizer) if run.update else {"gradient_digest": None}
     if point.trace and device != "cpu":
         figures["timeline"] = profile_step(loop.step)
     return figures

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from benchmarks.results import Comparison, Result, compare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["conditions", "cost_table", "growth_lines", "not_run_lines", "table"]
 
@@ -113,7 +113,7 @@ def growth(
     )
 
 
-def not_run_lines(reasons: dict[str, str]) -> list[str]:
+def not_run_lines(reasons: Mapping[str, str]) -> list[str]:
     """Return the peers that no process can run."""
     return [f"- {name}: {reason}." for name, reason in reasons.items()]
 
