@@ -250,6 +250,12 @@ def illegal_config(_: Any) -> None:
     parse_config({"activation_swap": "Attention", "steps": -1})
 
 
+def config_of_no_pipeline(_: Any) -> None:
+    from activation_swap.trainer.config import parse_config
+
+    parse_config({"pp_size": 2, "checkpoint": {"every": 1}})
+
+
 def unreadable_config(_: Any) -> None:
     from activation_swap.trainer.config import load_config
 
@@ -355,6 +361,7 @@ CALL_CASES = (
     CallCase(Reason.ADAPTER_CONTRACT, "adapter-breaks-its-contract", break_the_contract),
     CallCase(Reason.RETURN_ARITY, "attention-returns-three", return_three),
     CallCase(Reason.INVALID_CONFIG, "config-illegal", illegal_config),
+    CallCase(Reason.INVALID_CONFIG, "config-pipeline-with-checkpoints", config_of_no_pipeline),
     CallCase(Reason.UNREADABLE_CONFIG, "config-unreadable", unreadable_config),
     CallCase(Reason.DEVICE_UNAVAILABLE, "device-absent", absent_device),
     CallCase(Reason.UNREADABLE_MODEL, "model-unreadable", unreadable_model),
