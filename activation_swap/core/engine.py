@@ -151,6 +151,10 @@ class Engine:
     def stats(self) -> SwapStats:
         """Return the counters and the gauges of this moment."""
         with self._lock:
+            # Counted anew: an interrupt between two lines may have left the running number off.
+            self._counters.resident_bytes = sum(
+                [g.device_bytes for g in self._groups if g.state is not GroupState.OFFLOADED]
+            )
             return self._counters.snapshot(
                 live_groups=len(self._groups),
                 host_bytes_in_use=self._links.bytes_in_use,

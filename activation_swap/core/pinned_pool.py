@@ -190,8 +190,8 @@ class PinnedPool:
             except RuntimeError as error:
                 self.failure = f"{asked} bytes asked for: {error}"
                 return False
-            self._insert((len(self._slabs), 0, self._slab_bytes), ())
             self._slabs.append(slab)
+            self._insert((len(self._slabs) - 1, 0, self._slab_bytes), ())
         return True
 
     def _take(self, nbytes: int) -> HostBlock:
@@ -208,13 +208,16 @@ class PinnedPool:
                 used += 1
             if wanted == 0:
                 break
-        slab, _, stop = pieces[-1]
+        left = self._free[used:]
         if used < len(pieces):
-            _, _, last, behind = self._free[used]
-            self._free[used] = (slab, stop, last, behind)
-        del self._free[:used]
+            slab, _, stop = pieces[-1]
+            _, _, last, behind = left[0]
+            left[0] = (slab, stop, last, behind)
+        slabs = tuple([self._slabs[piece[0]] for piece in pieces])
+        # In this order: an interrupt between two lines may lose bytes until the pool is closed, but
+        # must not give them to two owners, nor promise bytes that are not there.
         self._free_bytes -= nbytes
-        slabs = tuple(self._slabs[piece[0]] for piece in pieces)
+        self._free = left
         return HostBlock(self, tuple(pieces), slabs, nbytes, fences)
 
     def _absorb(self) -> None:
@@ -225,7 +228,7 @@ class PinnedPool:
 
     def _insert(self, piece: Piece, fences: tuple[Fence, ...]) -> None:
         slab, first, last = piece
-        self._free_bytes += last - first
+        nbytes = last - first
         index = bisect_left(self._free, (slab, first), key=_address)
         self._free.insert(index, (slab, first, last, fences))
         # Join with the neighbours of the same slab, so that blocks stay in few pieces.
@@ -237,6 +240,7 @@ class PinnedPool:
             fences = merge_fences(fences, behind)
             index -= 1
         self._free[index] = (slab, first, last, fences)
+        self._free_bytes += nbytes
 
 
 def _address(entry: tuple[int, int, int, tuple[Fence, ...]]) -> tuple[int, int]:

@@ -27,6 +27,7 @@ __all__ = [
     "batch",
     "fails_at_slab",
     "model_for",
+    "next_backward",
     "poisoned",
     "policy_for",
     "slow_links",
@@ -59,10 +60,21 @@ def apply(model: Any, policy: SwapPolicy | None = None) -> Swap:
 
 
 def at_base(swap: InstalledSwap | Swap) -> bool:
-    """Whether no graph holds anything any more."""
-    gc.collect()
-    stats: SwapStats = swap.stats()
-    return stats.live_groups == stats.resident_bytes == stats.host_bytes_in_use == 0
+    """Whether no graph holds anything any more; what only cycles hold is collected first."""
+
+    def nothing(stats: SwapStats) -> bool:
+        return stats.live_groups == stats.resident_bytes == stats.host_bytes_in_use == 0
+
+    return nothing(swap.stats()) or (gc.collect() >= 0 and nothing(swap.stats()))
+
+
+def next_backward() -> None:
+    """Run a backward of one node.
+
+    What an aborted backward had queued, and its graph with it, torch keeps until the thread's next
+    one; with or without a swap.
+    """
+    torch.ones(1, requires_grad=True).sum().backward()
 
 
 class Stalled(AcceleratorTransfer):

@@ -1,0 +1,150 @@
+"""A KeyboardInterrupt between any two lines of the swap, or of the attention that it watches."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+import torch
+
+from activation_swap.core import engine, group, hooks, layer_chain, pinned_pool, recorder, transfer
+from activation_swap.core.torch_private import top_saved_tensor_hooks
+from tests.faults.harness import at_base, next_backward
+from tests.models import VERY_TINY, build, difference, install, step, tokens, twins
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+pytestmark = [pytest.mark.level0, pytest.mark.usefixtures("exact")]
+
+OURS = frozenset(
+    str(module.__file__) for module in (engine, group, hooks, layer_chain, recorder, transfer)
+)
+POOL = frozenset({str(pinned_pool.__file__)})
+
+
+FINAL = frozenset({"__init__", "__del__", "forget", "give_back"})
+
+
+class Interrupter:
+    """Raises at the n-th line that runs in some files: where Python would handle Ctrl-C.
+
+    Finalizers are left alone, and constructors, whose half-made objects have one: what a finalizer
+    raises, Python prints and drops.
+    """
+
+    def __init__(self, number: int, files: frozenset[str]) -> None:
+        self.number, self.files, self.lines = number, files, 0
+
+    def __enter__(self) -> Self:
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _call(self, frame: FrameType, _event: str, _arg: Any) -> Any:
+        code = frame.f_code
+        if code.co_filename not in self.files or code.co_name in FINAL:
+            return None
+        return self._line
+
+    def _line(self, _frame: FrameType, event: str, _arg: Any) -> Any:
+        if event == "line":
+            self.lines += 1
+            if self.lines == self.number:
+                raise KeyboardInterrupt
+        return self._line
+
+
+def lines_of(files: frozenset[str]) -> int:
+    """Return how many lines of these files a step runs."""
+    model = build(VERY_TINY)
+    install(model)
+    with Interrupter(0, files) as trace:
+        step(model, tokens(model))
+    return trace.lines
+
+
+@pytest.mark.parametrize(("files", "least"), [(OURS, 300), (POOL, 100)], ids=["swap", "pool"])
+def test_interrupted_in_any_line_of_the_swap(
+    files: frozenset[str], least: int, record_property: Any
+) -> None:
+    """The next step is right; nothing is left once it is over.
+
+    But for bytes that were changing hands in the pool: they are nobody's until ``remove``.
+    """
+    plain, model = twins(VERY_TINY)
+    ids = tokens(plain)
+    expected = step(plain, ids)
+    lines = lines_of(files)
+    assert lines > least
+    interrupted = 0
+    for number in range(1, lines + 1, max(1, lines // 100)):
+        swap = install(model)
+        try:
+            with Interrupter(number, files):
+                step(model, ids)
+        except KeyboardInterrupt:
+            interrupted += 1
+        model.zero_grad(set_to_none=True)
+        for _ in range(2):
+            assert difference(step(model, ids), expected) is None, f"line {number}"
+        assert top_saved_tensor_hooks() is None
+        next_backward()
+        if files is OURS:
+            assert at_base(swap), f"line {number}: {swap.stats()}"
+        swap.remove()
+        assert swap.stats().host_bytes_reserved == 0
+        assert difference(step(model, ids), expected) is None
+    record_property("interrupts", interrupted)
+    assert interrupted >= 90
+
+
+def test_interrupted_in_any_line_of_the_attention(record_property: Any) -> None:
+    """Also when the swap is removed instead of used again."""
+    from transformers.models.qwen3_moe import modeling_qwen3_moe
+
+    files = frozenset({str(modeling_qwen3_moe.__file__)})
+    plain, model = twins(VERY_TINY)
+    ids = tokens(plain)
+    expected = step(plain, ids)
+    lines = lines_of(files)
+    interrupted = 0
+    for number in range(1, lines + 1, max(1, lines // 60)):
+        swap = install(model)
+        try:
+            with Interrupter(number, files):
+                step(model, ids)
+        except KeyboardInterrupt:
+            interrupted += 1
+        if number % 2:
+            swap.remove()
+            assert top_saved_tensor_hooks() is None
+        model.zero_grad(set_to_none=True)
+        assert difference(step(model, ids), expected) is None
+        next_backward()
+        assert at_base(swap)
+        swap.remove()
+    record_property("interrupts", interrupted)
+    assert interrupted > 40
+
+
+def test_interrupted_by_a_signal() -> None:
+    """A real one, while a backward runs in another thread than the handler's."""
+    import signal
+
+    plain, model = twins()
+    ids = tokens(plain)
+    expected = step(plain, ids)
+    swap = install(model)
+    model.model.layers[1].self_attn.q_norm.register_forward_pre_hook(
+        lambda *_: signal.raise_signal(signal.SIGINT)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        step(model, ids)
+    model.model.layers[1].self_attn.q_norm._forward_pre_hooks.clear()
+    assert difference(step(model, ids), expected) is None
+    assert at_base(swap)
+    assert torch.is_grad_enabled()
