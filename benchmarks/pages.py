@@ -24,6 +24,12 @@ _PLOTS: Final[dict[str, tuple[str, Callable[[Sequence[Result], Path], bool]]]] =
     "timeline": ("one step: compute, D2H and H2D", plot_timeline),
     "growth": ("growth", plot_growth),
 }
+_WITHOUT: Final = {
+    "memory": {"growth", "cost", "equality"},
+    "growth": RUNS.keys() - {"growth", "single"},
+}
+"""Runs of which such a plot says nothing."""
+
 _ABOUT: Final = {name: run.about for name, run in RUNS.items()} | SCRIPTS
 _READING: Final = """\
 How to read the tables:
@@ -94,7 +100,7 @@ def _page(name: str, results: Sequence[Result], docs: Path) -> str:
     for kind, (caption, plot) in _PLOTS.items():
         path = docs / f"{name}-{kind}.png"
         path.unlink(missing_ok=True)
-        if (kind != "growth" or name == kind) and plot(results, path):
+        if name not in _WITHOUT.get(kind, ()) and plot(results, path):
             lines += [f"![{caption}]({path.name})", ""]
     return "\n".join(lines)
 

@@ -29,6 +29,7 @@ def plot_memory_and_time(results: Sequence[Result], path: Path) -> bool:
         return False
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
+    one_length = len({result.tokens for result in known}) == 1
     for mode in dict.fromkeys(result.mode for result in known):
         points = [result for result in known if result.mode == mode]
         x = [result.figures["peak_bytes"] / _GIB for result in points]
@@ -37,18 +38,16 @@ def plot_memory_and_time(results: Sequence[Result], path: Path) -> bool:
         high = [result.figures["step_ms_max"] - result.figures["step_ms"] for result in points]
         axes.errorbar(x, y, yerr=[low, high], fmt="o", capsize=3, label=mode)
         for result, at_x, at_y in zip(points, x, y, strict=True):
+            label = mode if one_length else f"{result.tokens:,}"
             axes.annotate(
-                f"{mode}, {result.tokens:,}",
-                (at_x, at_y),
-                textcoords="offset points",
-                xytext=(5, 5),
-                fontsize=7,
+                label, (at_x, at_y), textcoords="offset points", xytext=(5, 5), fontsize=8
             )
     axes.set_xlabel("peak device memory, GiB")
     axes.set_ylabel("step time, ms (median, fastest, slowest)")
     axes.set_ylim(bottom=0)
     axes.margins(x=0.15)
-    axes.legend()
+    if not one_length:
+        axes.legend()
     figure.savefig(path, dpi=_DPI)
     return True
 

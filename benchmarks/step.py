@@ -9,19 +9,17 @@ import gc
 import hashlib
 import statistics
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from activation_swap.trainer.device import determinism, synchronize
 from benchmarks.model import trainable
 from benchmarks.modes import Applied, NotRunError, apply
 from benchmarks.timeline import profile_step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from benchmarks.runs import Point, Run
 
 __all__ = ["Sgd", "measure"]
@@ -72,12 +70,12 @@ class _Loop:
     model: Any
     applied: Applied
     batches: list[torch.Tensor]
-    device: str
+    device: torch.device
     clock: _Clock = field(default_factory=_Clock)
     losses: list[torch.Tensor] = field(default_factory=list)
 
     def step(self) -> None:
-        self.synchronize()
+        synchronize(self.device)
         began = time.perf_counter()
         forward = 0.0
         for batch in self.batches:
@@ -89,14 +87,10 @@ class _Loop:
                 loss.backward()
             self.losses.append(loss.detach())
         queued = time.perf_counter() - began
-        self.synchronize()
+        synchronize(self.device)
         self.clock.steps.append((time.perf_counter() - began) * 1e3)
         self.clock.forward_queued.append(forward * 1e3)
         self.clock.step_queued.append(queued * 1e3)
-
-    def synchronize(self) -> None:
-        if self.device != "cpu":
-            torch.accelerator.synchronize()
 
 
 def measure(
@@ -141,8 +135,8 @@ def _train(
         torch.randint(vocabulary, (1, point.tokens), device=device, generator=generator)
         for _ in range(point.microbatches)
     ]
-    loop = _Loop(model=model, applied=applied, batches=batches, device=device)
-    with _deterministic(enabled=run.deterministic):
+    loop = _Loop(model=model, applied=applied, batches=batches, device=torch.device(device))
+    with determinism(enabled=run.deterministic):
         for _ in range(run.warmup):
             loop.step()
         warm, loop.clock = loop.clock, _Clock()
@@ -172,7 +166,7 @@ def _digest_figures(loop: _Loop, optimizer: Sgd) -> dict[str, Any]:
     """Hash every gradient of one more step; none where its algorithms need too much memory."""
     optimizer.digests = {}
     try:
-        with _deterministic(enabled=True):
+        with determinism(enabled=True):
             loop.step()
     except torch.OutOfMemoryError:
         return {"gradient_digest": None}
@@ -234,21 +228,3 @@ def _digest(gradients: dict[str, torch.Tensor]) -> str:
     digest = hashlib.sha256("\n".join(names).encode())
     digest.update(values.cpu().view(torch.int64).numpy().tobytes())
     return digest.hexdigest()
-
-
-@contextmanager
-def _deterministic(*, enabled: bool) -> Iterator[None]:
-    before = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    details: Any = torch.utils.deterministic
-    fill = details.fill_uninitialized_memory
-    if enabled:
-        torch.use_deterministic_algorithms(mode=True, warn_only=True)
-        # Filling every new tensor finds reads of uninitialised memory; it is not needed for equal
-        # bits, and it is slow.
-        details.fill_uninitialized_memory = False
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(mode=before, warn_only=warn_only)
-        details.fill_uninitialized_memory = fill
