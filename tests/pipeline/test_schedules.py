@@ -78,7 +78,8 @@ def run_schedule(name: str, dtype: torch.dtype, microbatches: int, log: list[str
         device_bytes=device_bytes,
         planned_order=[str(member) for lowered in plan for member in lowered.step.members],
         order=compute_calls(records[0].calls),
-        removed_equal=expected[0].equals(after),
+        # Before 2.12 the first step of all also opens the connections: compare with a later one.
+        removed_equal=replace(expected[0], calls=expected[-1].calls).equals(after),
         wrapped_after_remove=any("forward_one_chunk" in vars(stage) for stage in pipeline.stages),
     )
 
