@@ -682,6 +682,14 @@ class Reason(Enum):
         fix="call remove() on the Swap before the transform",
         consequence="the forward was stopped",
     )
+    SHALLOW_COPY = ReasonSpec(
+        code="AS609",
+        kind=RejectedError,
+        summary="a shallow copy of a swapped attention was called in its place",
+        expected="the module itself; DataParallel calls copies that share its hooks",
+        fix="use DistributedDataParallel, or copy.deepcopy",
+        consequence="the forward was stopped",
+    )
 
     def error(
         self,

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from activation_swap.core.transfer import Transfer
     from activation_swap.errors import ActivationSwapError
 
-__all__ = ["arity_error", "check_call", "check_recompute_flag", "check_result"]
+__all__ = [
+    "arity_error",
+    "check_call",
+    "check_recompute_flag",
+    "check_result",
+    "shallow_copy_error",
+]
 
 
 def check_recompute_flag(site: Site) -> None:
@@ -52,6 +58,17 @@ def check_call(site: Site, transfer: Transfer) -> None:
         raise Reason.COMPILED_LATER.error(where=site.fqn, found="torch.compile")
     if transfer.capturing():
         raise Reason.GRAPH_CAPTURE.error(where=site.fqn, found="a stream under graph capture")
+
+
+def shallow_copy_error(site: Site, module: Any) -> Exception:
+    """Return the refusal of a call of another module that has the hooks of the site's.
+
+    DataParallel makes such copies, one per device, whose weights are no parameters.
+    """
+    replica = getattr(module, "_is_replica", False)
+    return Reason.SHALLOW_COPY.error(
+        where=site.fqn, found="a replica of DataParallel" if replica else "a copy of the module"
+    )
 
 
 def _checkpointing(site: Site, found: str) -> Exception:

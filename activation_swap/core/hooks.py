@@ -10,7 +10,12 @@ import torch
 
 from activation_swap._stats import KeepReason
 from activation_swap.core.group import Group, unpack
-from activation_swap.core.guard import check_call, check_recompute_flag, check_result
+from activation_swap.core.guard import (
+    check_call,
+    check_recompute_flag,
+    check_result,
+    shallow_copy_error,
+)
 from activation_swap.core.recorder import Recorder
 from activation_swap.core.torch_private import (
     pop_saved_tensor_hooks,
@@ -59,7 +64,7 @@ class Tracer:
         """Return the name of attention number ``index``."""
         return self._sites[index].fqn
 
-    def enter(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(self, index: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a call: without grad there is nothing to save, and nothing is done.
 
         Raises:
@@ -69,6 +74,8 @@ class Tracer:
         check_recompute_flag(site)
         if not torch.is_grad_enabled() or index not in self._recorded:
             return
+        if module is not site.module:
+            raise shallow_copy_error(site, module)
         recorders = self._open.recorders
         if recorders and not self.close_interrupted():
             raise Reason.NESTED_ATTENTION.error(
@@ -168,9 +175,9 @@ class _Hook:
 class BeforeAttention(_Hook):
     """The forward pre-hook."""
 
-    def __call__(self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin the call."""
-        self._tracer.enter(self._index, args, kwargs)
+        self._tracer.enter(self._index, module, args, kwargs)
 
 
 class AfterAttention(_Hook):

@@ -6,6 +6,7 @@ import functools
 import json
 import tempfile
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -106,6 +107,19 @@ def disable_hooks(model: Any) -> None:
     swapped(model)
     with disable_saved_tensors_hooks("no hooks here"):
         train(model)
+
+
+def call_a_replica(model: Any) -> None:
+    """What nn.DataParallel does on each of several devices."""
+    layer = swapped(model).model.layers[0]
+    layer.self_attn = layer.self_attn._replicate_for_data_parallel()
+    train(model)
+
+
+def call_a_shallow_copy(model: Any) -> None:
+    layer = swapped(model).model.layers[0]
+    layer.self_attn = copy(layer.self_attn)
+    train(model)
 
 
 def hook_outside(model: Any) -> None:
@@ -402,4 +416,6 @@ CALL_CASES = (
     CallCase(Reason.GRAPH_CAPTURE, "graph-capture", capture),
     CallCase(Reason.NESTED_ATTENTION, "nested-attention", nest),
     CallCase(Reason.HOOKS_DISABLED, "hooks-disabled", disable_hooks),
+    CallCase(Reason.SHALLOW_COPY, "data-parallel-replica", call_a_replica),
+    CallCase(Reason.SHALLOW_COPY, "shallow-copy", call_a_shallow_copy),
 )
