@@ -97,10 +97,11 @@ class LayerChain:
         if self._warned:
             return
         self._warned = True
-        kept = ", ".join(
-            f"{reason.value}: {nbytes}"
-            for reason, nbytes in self._engine.stats().kept_bytes.items()
-        )
+        kept_bytes = self._engine.stats().kept_bytes
+        if KeepReason.HOST_MEMORY in kept_bytes:
+            # That has a warning of its own.
+            return
+        kept = ", ".join(f"{reason.value}: {nbytes}" for reason, nbytes in kept_bytes.items())
         warnings.warn(
             "activation_swap: attention moved nothing in a training forward; bytes kept on the "
             f"device by reason: {kept or 'none were saved'}. "
