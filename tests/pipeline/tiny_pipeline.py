@@ -20,7 +20,7 @@ from tests.schedule.fake_world import SCHEDULES, stage_indices
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Pipeline", "StepRecord", "loss_of", "recorded_calls"]
+__all__ = ["Pipeline", "StepRecord", "loss_of", "recorded_calls", "tiny_model"]
 
 VOCABULARY = 97
 
