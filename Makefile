@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 GPU_PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pp-demo test lint coverage mutation matrix matrix-all docs examples wheel canary gpu-test audit clean
+.PHONY: help setup demo pp-demo test lint faults soak gpu-soak coverage mutation matrix matrix-all docs examples wheel canary gpu-test audit clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,6 +33,15 @@ lint: setup ## Lint, formatting, types, import contract
 
 test: lint ## Everything that needs no accelerator
 	$(BIN)/pytest -m "not level1"
+
+faults: setup ## Faults, orders and memory bounds, one line per family with counts
+	$(BIN)/pytest tests/core tests/faults -m "not level1" --families --quiet
+
+soak: setup ## 2,000 steps with and without swap: nothing grows, equal losses
+	$(BIN)/python -m tests.faults.soak
+
+gpu-soak: ## The same for 10 minutes on an accelerator, with GPU_PYTHON
+	$(GPU_PYTHON) -m tests.faults.soak --minutes 10
 
 coverage: setup ## Every branch of what decides and refuses
 	$(BIN)/nox -s coverage

@@ -13,17 +13,12 @@ if TYPE_CHECKING:
 
     import torch
 
-# A machine with an accelerator may have the tests' own packages only.
-collect_ignore = ["trainer", "pipeline"] if find_spec("pydantic") is None else []
+# A machine with an accelerator may lack what only the trainer and the documentation need.
+NEED_EXTRAS = ["api", "benchmarks", "compose", "docs", "pipeline", "rejections", "trainer"]
+collect_ignore = NEED_EXTRAS if find_spec("pydantic") is None else []
 
 # cuBLAS reads it when it is first used, and torch refuses deterministic algorithms without it.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # noqa: TID251 - cuBLAS has no other way
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Know the one option of a plugin that such a machine may lack."""
-    if find_spec("pytest_timeout") is None:
-        parser.addini("timeout", "seconds per test; without pytest-timeout nothing stops one")
 
 
 @pytest.fixture

@@ -376,7 +376,6 @@ class Training(RuleBasedStateMachine):
                 pair.swap.remove()
 
 
-@pytest.mark.timeout(280)
 def test_random_histories(record_property: Any) -> None:
     Training.steps = 0
     run_state_machine_as_test(
