@@ -57,6 +57,10 @@ matrix-all: setup ## Every Transformers release, recorded in docs/compatibility.
 	$(BIN)/nox -t matrix-all -- --record
 	$(BIN)/python docs/generate_pages.py
 
+compose: setup ## Every combination with other tools: out/compose/report.json and docs/combinations.md
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.compose --publish
+	$(BIN)/python docs/generate_pages.py
+
 docs: setup ## The documentation site, warnings as errors: docs/_build/html
 	$(BIN)/nox -s docs
 

@@ -1,4 +1,4 @@
-"""Write the pages that the code knows better than any author: errors and compatibility.
+"""Write the pages that the code knows better than any author: errors, compatibility, combinations.
 
 python docs/generate_pages.py           write them
 python docs/generate_pages.py --check   exit with 1 when they are not current
@@ -7,6 +7,7 @@ python docs/generate_pages.py --check   exit with 1 when they are not current
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,13 +74,47 @@ def compatibility_page(record: dict[str, Any]) -> Iterator[str]:
         yield from _table(["releases", "value", "what changed upstream", "delete when"], rows)
 
 
+def combinations_page(record: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of the table of combinations.
+
+    Args:
+        record: What ``make compose`` wrote to ``combinations.json``.
+    """
+    yield "# Combinations that are tested"
+    yield ""
+    tools = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    yield (
+        f"Each row is a tiny real model, trained on CPU processes with {tools}. *Supported* means: "
+        "losses, gradients and trained weights have the bits of the same training without swap; "
+        "the bytes that moved are those that an independent count of the saved tensors finds; and "
+        "no weight moved. *Refused* rows name the error."
+    )
+    rows = record["combinations"]
+    for tool in dict.fromkeys(row["tool"] for row in rows):
+        yield from ("", f"## {tool}", "")
+        mine = [row for row in rows if row["tool"] == tool]
+        cells = [[r["name"], str(r["processes"]), r["result"], _linked(r["detail"])] for r in mine]
+        yield from _table(["combination", "processes", "result", "what to know"], cells)
+
+
 def pages() -> dict[Path, str]:
     """Return the text of every generated page by its path."""
-    record = json.loads((DOCS / "compatibility.json").read_text(encoding="utf-8"))
     return {
         DOCS / "errors.md": "\n".join(errors_page()) + "\n",
-        DOCS / "compatibility.md": "\n".join(compatibility_page(record)) + "\n",
+        DOCS / "compatibility.md": "\n".join(compatibility_page(_record("compatibility"))) + "\n",
+        DOCS / "combinations.md": "\n".join(combinations_page(_record("combinations"))) + "\n",
     }
+
+
+def _record(name: str) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((DOCS / f"{name}.json").read_text(encoding="utf-8"))
+    return record
+
+
+def _linked(detail: str) -> str:
+    """Make a link of the code of an error at the beginning of a detail."""
+    code = re.match(r"AS\d{3}", detail)
+    return detail if code is None else f"[{code[0]}](errors.md#{code[0].lower()}){detail[5:]}"
 
 
 def main(arguments: list[str]) -> int:
