@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 GPU_PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pp-demo test lint faults soak gpu-soak coverage mutation matrix matrix-all docs examples wheel canary gpu-test audit clean
+.PHONY: help setup demo pp-demo test lint faults soak gpu-soak coverage mutation matrix matrix-all compose docs examples wheel canary gpu-test audit clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12

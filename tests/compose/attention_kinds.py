@@ -84,7 +84,7 @@ def _combinations() -> Iterator[Combination]:
     yield Combination(
         tool="Attention implementation",
         name="flex_attention",
-        remark="torch has no backward of it on CPU",
+        remark="torch has no backward of it on a CPU; make gpu-test runs it",
     )
     yield Combination(
         tool="Attention implementation",

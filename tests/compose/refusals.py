@@ -132,7 +132,7 @@ def _combinations() -> Iterator[Combination]:
     yield Combination(
         tool="CUDA graphs",
         name="capture of a swapped model",
-        remark="refused as AS606 GRAPH_CAPTURE; only a GPU captures",
+        remark="refused as AS606 GRAPH_CAPTURE; only a GPU captures: make gpu-test runs it",
     )
 
 

@@ -15,12 +15,15 @@ from torch.profiler import ProfilerActivity, profile
 
 from activation_swap import KeepReason, Swap, SwapPolicy, SwapStats, registry
 from activation_swap.core.host_transfer import HostTransfer
+from activation_swap.core.link import transfer_for
 from tests.compose.storages import AttentionCensus, WeightWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import nn
+
+    from activation_swap.core.transfer import Transfer
 
 __all__ = ["EVERYTHING", "Figures", "Kind", "Run", "check_equal", "compare"]
 
@@ -44,6 +47,10 @@ class _HeapTransfer(HostTransfer):
 
     def allocate_slab(self, nbytes: int) -> torch.Tensor:
         return torch.frombuffer(bytearray(nbytes), dtype=torch.uint8)
+
+
+def _make_transfer(device: torch.device) -> Transfer:
+    return _HeapTransfer(device) if device.type == "cpu" else transfer_for(device)
 
 
 @dataclass
@@ -94,7 +101,7 @@ class Run:
         if swap is not None:
             self.swap = swap
         installation: Any = self.swap._installation
-        installation._links._make_transfer = _HeapTransfer
+        installation._links._make_transfer = _make_transfer
         watches = [WeightWatch(site.module) for site in installation.plan.sites]
         seal = installation._engine.seal
 
