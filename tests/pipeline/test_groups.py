@@ -95,7 +95,7 @@ def test_two_threads_record_into_their_own_groups(model: Any, swap: Any) -> None
         return loss
 
     with ThreadPoolExecutor(2) as pool:
-        losses = list(pool.map(run, ((0, 0), (0, 1)), (128, 256)))
+        losses = list(pool.map(run, ((0, 0), (0, 1)), (256, 512)))
     resident = []
     for key in ((0, 0), (0, 1)):
         before = swap.stats().resident_bytes
