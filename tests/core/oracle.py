@@ -20,6 +20,7 @@ class Saves:
     moving: dict[int, int] = field(default_factory=dict)
     parameters: dict[int, int] = field(default_factory=dict)
     arguments: dict[int, int] = field(default_factory=dict)
+    elsewhere: dict[int, int] = field(default_factory=dict)
     packs: int = 0
 
 
@@ -52,6 +53,8 @@ def saves_of(model: Any, run: Callable[[], Any]) -> list[Saves]:
                 kind = call.moving
                 if storage.data_ptr() in parameters:
                     kind = call.parameters
+                elif tensor.device != model.device:
+                    kind = call.elsewhere  # the random state of a fused kernel, say
                 elif storage.data_ptr() in addresses:
                     kind = call.arguments
                 if storage.nbytes():

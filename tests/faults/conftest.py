@@ -47,15 +47,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     counted: dict[str, Counter[str]] = defaultdict(Counter)
     for outcome in ("passed", "failed", "error", "skipped"):
         for report in terminalreporter.stats.get(outcome, []):
-            family = FAMILIES.get(Path(report.nodeid.partition("::")[0]).stem, "other")
+            module = Path(report.nodeid.partition("::")[0]).stem
+            family = FAMILIES.get(module, module.removeprefix("test_"))
             outcomes[family][outcome] += 1
-            for name, number in report.user_properties:
+            for name, number in getattr(report, "user_properties", ()):
                 if isinstance(number, int):
                     counted[family][name] += number
     terminalreporter.section("families of faults")
-    for family in sorted(
-        outcomes, key=list({**dict.fromkeys(FAMILIES.values()), "other": None}).index
-    ):
+    order = dict.fromkeys((*FAMILIES.values(), *outcomes))
+    for family in (family for family in order if family in outcomes):
         tests = ", ".join(f"{number} {outcome}" for outcome, number in outcomes[family].items())
         inside = ", ".join(f"{number:,} {name}" for name, number in counted[family].items())
         terminalreporter.write_line(f"{family:<26}{tests}{f'  ({inside})' if inside else ''}")

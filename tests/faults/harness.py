@@ -25,6 +25,7 @@ __all__ = [
     "apply",
     "at_base",
     "batch",
+    "everything",
     "fails_at_slab",
     "model_for",
     "next_backward",
@@ -45,6 +46,11 @@ def model_for(device: torch.device, **changes: Any) -> Any:
 def policy_for(device: torch.device) -> SwapPolicy:
     """Return a policy that moves all of TINY, or the default one for MID."""
     return EVERYTHING if device.type == "cpu" else SwapPolicy()
+
+
+def everything(device: torch.device) -> SwapPolicy:
+    """Return a policy that moves tensors of any size; slabs as large as the model needs."""
+    return EVERYTHING if device.type == "cpu" else SwapPolicy(min_bytes=1)
 
 
 def batch(model: Any, *, length: int | None = None, seed: int = 1) -> torch.Tensor:

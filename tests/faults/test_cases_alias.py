@@ -9,9 +9,8 @@ import torch
 
 from activation_swap import KeepReason
 from tests.core.oracle import saves_of
-from tests.faults.harness import apply, at_base, batch, model_for
+from tests.faults.harness import apply, at_base, batch, everything, model_for
 from tests.models import (
-    EVERYTHING,
     Step,
     build,
     difference,
@@ -76,10 +75,12 @@ def test_c06_strides_and_offsets_are_kept(
         return Step(loss.detach(), gradients(model) | {"leaf": leaf.grad})
 
     expected = run(plain)
-    swap = apply(model, EVERYTHING)
+    swap = apply(model, everything(device))
     assert difference(run(model), expected) is None
     kept = swap.stats().kept_bytes[KeepReason.ARGUMENT]
-    real = 2 * 10 * 16 * 4 + (10 * 10 * 4 if masked and attention == "sdpa" else 0)
+    # Of the kernels used here only the CPU's saves the mask.
+    mask_is_saved = masked and attention == "sdpa" and device.type == "cpu"
+    real = 2 * 10 * 16 * 4 + (10 * 10 * 4 if mask_is_saved else 0)
     assert kept == len(model.model.layers) * real
 
 
@@ -136,7 +137,7 @@ def test_c07_parameters_do_not_move(device: torch.device, case: str) -> None:
     expected_saves = saves_of(model, lambda: forward(model, batch(model)))
     with torch.autocast(device.type, torch.bfloat16, enabled=dtype is not None):
         expected = step(plain, batch(plain))
-        swap: Any = apply(model, EVERYTHING)
+        swap: Any = apply(model, everything(device))
         moved: set[int] = set()
         engine = swap._installation._engine
         launch = engine._offload
@@ -192,12 +193,12 @@ def test_c08_each_tensor_comes_back_to_its_own_device(device: torch.device) -> N
                 lambda _, args: (_SavesManyKinds.apply(args[0]),)
             )
     expected = step(plain, batch(plain, length=10))
-    swap = apply(model, EVERYTHING)
+    swap = apply(model, everything(device))
     _SavesManyKinds.checked = 0
     assert difference(step(model, batch(model, length=10)), expected) is None
     assert _SavesManyKinds.checked == 3
     if device.type != "cpu":
-        assert swap.stats().kept_bytes[KeepReason.OTHER_DEVICE] == 3 * 2048 * 4
+        assert swap.stats().kept_bytes[KeepReason.OTHER_DEVICE] >= 3 * 2048 * 4
 
 
 def test_c10_returned_tensors_stay_valid(device: torch.device) -> None:
@@ -215,7 +216,7 @@ def test_c10_returned_tensors_stay_valid(device: torch.device) -> None:
         return Step(loss.detach(), gradients(model)), returned
 
     expected, tensors = run(plain)
-    swap = apply(model, EVERYTHING)
+    swap = apply(model, everything(device))
     found, returned = run(model)
     assert difference(found, expected) is None
     assert len(returned) == len(tensors) == 3 + 4

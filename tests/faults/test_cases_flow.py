@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.faults.harness import apply, at_base, batch, model_for
+from tests.faults.harness import apply, at_base, batch, everything, model_for
 from tests.models import (
-    EVERYTHING,
     Step,
     build,
     difference,
@@ -68,7 +67,7 @@ def test_c24_in_place_operations_run_as_without_swap(
     # The hooks of the user come after ours, and before.
     for layer in plain.model.layers:
         prepare(layer)
-    swap = apply(model, EVERYTHING)
+    swap = apply(model, everything(device))
     for layer in model.model.layers:
         prepare(layer)
     ids = tokens(plain)
@@ -105,7 +104,7 @@ def test_c25_inputs_without_grad(device: torch.device, freeze: Callable[[Any], N
     freeze(plain)
     freeze(model)
     expected = step(plain, batch(plain))
-    swap = apply(model, EVERYTHING)
+    swap = apply(model, everything(device))
     for _ in range(3):
         assert difference(step(model, batch(model)), expected) is None
         assert at_base(swap)
@@ -120,7 +119,7 @@ def test_c25_only_the_last_attention_trains(device: torch.device) -> None:
     last_attention(plain)
     last_attention(model)
     expected = step(plain, batch(plain))
-    swap = apply(model, EVERYTHING)
+    swap = apply(model, everything(device))
     assert difference(step(model, batch(model)), expected) is None
     assert at_base(swap)
 
@@ -191,6 +190,6 @@ def test_c28_generate_between_forward_and_backward(device: torch.device, *, rout
         return Step(torch.stack(losses), gradients(model)), generated
 
     expected, texts = run(plain)
-    found, generated = run(model, apply(model, EVERYTHING))
+    found, generated = run(model, apply(model, everything(device)))
     assert difference(found, expected) is None
     assert all(map(torch.equal, generated, texts))

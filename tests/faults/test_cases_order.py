@@ -14,6 +14,7 @@ from tests.faults.harness import (
     apply,
     at_base,
     batch,
+    everything,
     model_for,
     poisoned,
     policy_for,
@@ -81,7 +82,7 @@ def test_c03_several_microbatches_are_out_at_once(device: torch.device) -> None:
         return Step(torch.stack(losses).detach(), gradients(model))
 
     expected = one_forward_one_backward(plain)
-    with swapped(model, EVERYTHING, links=slow_links(device, policy)) as swap:
+    with swapped(model, everything(device), links=slow_links(device, policy)) as swap:
         assert difference(one_forward_one_backward(model), expected) is None
         assert at_base(swap)
 
@@ -103,7 +104,7 @@ def test_c18_losses_in_any_order(device: torch.device) -> None:
         return Step(torch.stack(losses).detach(), gradients(model))
 
     expected = run(plain)
-    with swapped(model, EVERYTHING, links=slow_links(device, EVERYTHING)):
+    with swapped(model, everything(device), links=slow_links(device, everything(device))):
         assert difference(run(model), expected) is None
 
 
@@ -190,7 +191,7 @@ def test_c22_forward_in_a_worker_backward_in_the_main_thread(device: torch.devic
     plain, model = model_for(device), model_for(device)
     expected = step(plain, batch(plain))
     losses: list[torch.Tensor] = []
-    with swapped(model, EVERYTHING, links=slow_links(device, EVERYTHING)) as swap:
+    with swapped(model, everything(device), links=slow_links(device, everything(device))) as swap:
         for _ in range(3):
             model.zero_grad(set_to_none=True)
             losses.clear()

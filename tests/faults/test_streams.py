@@ -87,6 +87,7 @@ def test_microbatches_and_prefetches_cross(accelerator: torch.device) -> None:
         assert at_base(swap)
 
 
+@pytest.mark.filterwarnings("ignore:.*AccumulateGrad:UserWarning")
 def test_side_stream_and_changing_streams(accelerator: torch.device) -> None:
     """Forward on a stream of the user's; the stream of the moment is asked for at each call."""
     plain, model = model_for(accelerator), model_for(accelerator)
