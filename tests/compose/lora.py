@@ -22,7 +22,7 @@ __all__ = ["COMBINATIONS"]
 _RULE = "the adapters' own saved tensors (dropped input, low-rank product) move; their weights stay"
 
 
-def lora(model: Any, *, dropout: float = 0.0) -> Any:
+def lora(model: Any, *, dropout: float = 0.0, fp32_adapters: bool = False) -> Any:
     """Wrap ``model``; both matrices of the adapters are random, so that each has a gradient."""
     from peft import get_peft_model
 
@@ -30,7 +30,7 @@ def lora(model: Any, *, dropout: float = 0.0) -> Any:
     with warnings.catch_warnings():
         # PEFT reads an attribute that Transformers has renamed.
         warnings.simplefilter("ignore", FutureWarning)
-        return get_peft_model(model, _config(dropout), autocast_adapter_dtype=False)
+        return get_peft_model(model, _config(dropout), autocast_adapter_dtype=fp32_adapters)
 
 
 def _config(dropout: float = 0.0) -> Any:
@@ -51,6 +51,7 @@ def train(
     dtype: torch.dtype = torch.float32,
     dropout: float = 0.0,
     autocast: bool = False,
+    fp32_adapters: bool = False,
     before_step: Callable[[Any, int], None] | None = None,
 ) -> None:
     """Train the adapters.
@@ -61,12 +62,13 @@ def train(
         dtype: Of all weights.
         dropout: Of the adapters' inputs.
         autocast: To bf16.
+        fp32_adapters: Whether the adapters are fp32 beside bf16 weights, PEFT's default.
         before_step: Called with the PEFT model and the number of the step.
     """
     base = tiny_model(dtype)
     if apply_first:
         run.apply(base)
-    model = lora(base, dropout=dropout)
+    model = lora(base, dropout=dropout, fp32_adapters=fp32_adapters)
     if not apply_first:
         run.apply(model.get_base_model())
     for step in range(run.steps):
@@ -123,6 +125,7 @@ def _combinations() -> Iterator[Combination]:
     variants: dict[str, dict[str, Any]] = {
         "fp32": {},
         "bf16": {"dtype": torch.bfloat16},
+        "bf16 with fp32 adapters": {"dtype": torch.bfloat16, "fp32_adapters": True},
         "dropout": {"dropout": 0.1},
         "autocast": {"autocast": True},
         "add, switch, delete, merge, unmerge, disable": {"before_step": manage_adapters},
