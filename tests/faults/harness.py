@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from activation_swap import Swap, SwapPolicy, registry
 from activation_swap.core.accelerator_transfer import AcceleratorTransfer
@@ -15,6 +17,7 @@ from tests.models import EVERYTHING, MID, TINY, build, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from activation_swap import SwapStats
     from activation_swap.core.install import InstalledSwap
@@ -29,6 +32,7 @@ __all__ = [
     "fails_at_slab",
     "model_for",
     "next_backward",
+    "one_rank",
     "poisoned",
     "policy_for",
     "slow_links",
@@ -193,3 +197,13 @@ def fails_at_slab(number: int, *, policy: SwapPolicy) -> Links:
         return transfer
 
     return Links(policy, make_transfer=make, system_headroom=lambda: None)
+
+
+@contextmanager
+def one_rank(path: Path) -> Iterator[Any]:
+    """Be a process group of one."""
+    dist.init_process_group("gloo", init_method=f"file://{path}/store", rank=0, world_size=1)
+    try:
+        yield init_device_mesh("cpu", (1,))
+    finally:
+        dist.destroy_process_group()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     checkpoint_wrapper as wrap_in_checkpoint,
@@ -17,7 +15,7 @@ from activation_swap import ActivationSwapError, TrainingSetup, registry
 from activation_swap._registry import Registry
 from activation_swap.adapters.qwen3_moe import Qwen3MoeAttention
 from activation_swap.errors import RejectedError
-from tests.faults.harness import apply, at_base
+from tests.faults.harness import apply, at_base, one_rank
 from tests.models import (
     EVERYTHING,
     TINY,
@@ -32,7 +30,7 @@ from tests.models import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = [pytest.mark.level0, pytest.mark.usefixtures("exact")]
@@ -115,18 +113,6 @@ def test_c32_a_stage_without_attention_is_a_logged_nothing(
         swap = registry.apply("attention", model, setup=TrainingSetup(pp_size=2))
     assert not swap.active
     assert "no attention in the stages of this rank" in caplog.text
-
-
-@contextmanager
-def one_rank(path: Path) -> Iterator[Any]:
-    """Be a process group of one."""
-    dist.init_process_group("gloo", init_method=f"file://{path}/store", rank=0, world_size=1)
-    try:
-        from torch.distributed.device_mesh import init_device_mesh
-
-        yield init_device_mesh("cpu", (1,))
-    finally:
-        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("order", ["apply-first", "shard-first"])

@@ -11,8 +11,7 @@ import torch
 
 from activation_swap import registry
 from activation_swap.errors import RejectedError
-from tests.faults.harness import apply, at_base
-from tests.faults.test_cases_guards import one_rank
+from tests.faults.harness import apply, at_base, one_rank
 from tests.models import (
     EVERYTHING,
     Step,
