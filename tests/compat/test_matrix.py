@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,9 @@ def test_checkpointing_after_apply_is_refused_at_the_next_forward(*, reentrant: 
     with pytest.raises(RejectedError) as refusal:
         step(model, tokens(model))
     assert refusal.value.reason is Reason.CHECKPOINTING_ENABLED_LATER
+    # Up to torch 2.11 the checkpoint's own hooks stay active while the error's frames live.
+    del refusal
+    gc.collect()
 
     set_checkpointing(model, None)
     assert_trains_like(plain, model)
