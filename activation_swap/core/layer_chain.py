@@ -96,15 +96,15 @@ class LayerChain:
     def _warn_of_nothing_moved(self) -> None:
         if self._warned:
             return
-        self._warned = True
         kept_bytes = self._engine.stats().kept_bytes
-        if KeepReason.HOST_MEMORY in kept_bytes:
-            # That has a warning of its own.
+        if not kept_bytes or KeepReason.HOST_MEMORY in kept_bytes:
+            # Nothing is trainable; or there is no host memory, which has a warning of its own.
             return
+        self._warned = True
         kept = ", ".join(f"{reason.value}: {nbytes}" for reason, nbytes in kept_bytes.items())
         warnings.warn(
             "activation_swap: attention moved nothing in a training forward; bytes kept on the "
-            f"device by reason: {kept or 'none were saved'}. "
+            f"device by reason: {kept}. "
             "See SwapPolicy, or set activation_swap: none.",
             RuntimeWarning,
             stacklevel=2,

@@ -1,4 +1,4 @@
-"""A key-value cache in a training forward holds what was moved: one warning says so."""
+"""What a training forward warns of, once: a key-value cache, and a swap that moves nothing."""
 
 from __future__ import annotations
 
@@ -33,3 +33,15 @@ def test_generation_is_not_training() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.generate(tokens(model), max_new_tokens=2, do_sample=False)
+
+
+def test_a_forward_that_saves_nothing_is_no_reason_to_warn() -> None:
+    model = build()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    swap = registry.apply("attention", model, policy=SwapPolicy(min_bytes=1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(input_ids=tokens(model), use_cache=False)
+    assert swap.stats().offloaded_bytes == 0
+    assert not swap.stats().kept_bytes
