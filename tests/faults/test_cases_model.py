@@ -248,7 +248,10 @@ def test_c44_dense_layers_among_moe_layers(structure: dict[str, Any], *, router:
 def test_c46_prepare_and_unwrap(order: str) -> None:
     """Accelerate rebinds ``forward`` of the model; the swap sits on the attentions."""
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
 
+    # A singleton of the process: another test may have asked for another precision.
+    AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(mixed_precision="bf16", cpu=True)
 
     def run(model: Any, *, swapped: bool) -> tuple[list[Step], Any]:
