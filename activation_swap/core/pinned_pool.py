@@ -122,11 +122,11 @@ class PinnedPool:
         self._slabs: list[torch.Tensor] = []
         self._free: list[tuple[int, int, int, tuple[Fence, ...]]] = []
         self._free_bytes = 0
-        # Blocks are dropped by whichever thread lets go of a graph, also in the middle of
-        # `allocate` when the garbage collector runs there: they queue here until it asks.
         self.views: dict[
             tuple[tuple[Piece, ...], tuple[Span, ...]], tuple[tuple[torch.Tensor, ...], ...]
         ] = {}
+        # Blocks are dropped by whichever thread lets go of a graph, also in the middle of
+        # `allocate` when the garbage collector runs there: they queue here until it asks.
         self._returned: deque[tuple[tuple[Piece, ...], tuple[Fence, ...]]] = deque()
         self._lock = RLock()
         self.closed = False
