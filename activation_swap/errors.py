@@ -527,6 +527,14 @@ class Reason(Enum):
         fix="start it with torchrun --nproc-per-node=N -m activation_swap.trainer, or pp_size: 1",
         consequence=_NOTHING_RUN,
     )
+    RESUME_UNDER_PIPELINE = ReasonSpec(
+        code="AS413",
+        kind=RejectedError,
+        summary="a pipelined run writes no checkpoints and cannot resume",
+        expected="--resume with pp_size: 1",
+        fix="leave --resume out, or set pp_size: 1",
+        consequence=_NOTHING_RUN,
+    )
     SCHEDULE_TEXT = ReasonSpec(
         code="AS501",
         kind=RejectedError,

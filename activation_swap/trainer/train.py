@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from activation_swap.errors import Reason
 from activation_swap.trainer.config import load_config
 from activation_swap.trainer.loop import train
 from activation_swap.trainer.pipeline import train_pipeline
@@ -32,9 +33,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train, and return the exit code."""
+    """Train, and return the exit code.
+
+    Raises:
+        RejectedError: AS413 when a pipelined run is to resume; and what the run itself refuses.
+    """
     config = load_config(arguments.config, arguments.overrides)
     if config.pp_size > 1:
+        if arguments.resume:
+            raise Reason.RESUME_UNDER_PIPELINE.error(
+                where=str(arguments.config), found=f"--resume with pp_size: {config.pp_size}"
+            )
         train_pipeline(config)
     else:
         train(config, resume=arguments.resume)

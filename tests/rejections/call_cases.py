@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import tempfile
+from argparse import Namespace
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
@@ -368,6 +369,15 @@ def pipeline_without_ranks(_: Any) -> None:
         pass
 
 
+def resume_a_pipeline(_: Any) -> None:
+    from activation_swap.trainer.train import run
+
+    with directory() as path:
+        config = path / "pipeline.yaml"
+        config.write_text("{pp_size: 2, microbatches: 2, checkpoint: {}}", encoding="utf-8")
+        run(Namespace(config=config, overrides=[], resume=True))
+
+
 CALL_CASES = (
     CallCase(Reason.INVALID_ADAPTER, "adapter-invalid", register_nothing),
     CallCase(Reason.DUPLICATE_ADAPTER, "adapter-twice", register_twice),
@@ -386,6 +396,7 @@ CALL_CASES = (
     CallCase(Reason.DAMAGED_CHECKPOINT, "checkpoint-damaged", damaged_checkpoint),
     CallCase(Reason.OTHER_TRAJECTORY, "checkpoint-of-another-run", other_trajectory),
     CallCase(Reason.NO_RANKS, "pipeline-without-ranks", pipeline_without_ranks),
+    CallCase(Reason.RESUME_UNDER_PIPELINE, "pipeline-resumed", resume_a_pipeline),
     CallCase(Reason.TRAINER_EXTRA_MISSING, "trainer-extra-missing", missing_extra),
     CallCase(Reason.SCHEDULE_TEXT, "schedule-text", parse_nonsense),
     CallCase(Reason.SCHEDULE_ORDER, "schedule-order", order_nonsense),
