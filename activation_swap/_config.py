@@ -42,7 +42,8 @@ class SwapPolicy:
             Below 1 the others cost no time at all, and the copies of those that move have longer
             to hide: 0.5 halves both the gain and the cost. (Default: 1.0)
         narrow: Let a fp32 tensor that the graph proves to be an upcast of bf16 cross the link as
-            bf16; the round trip gives the same bits. (Default: ``True``)
+            bf16; the round trip gives the same bits. Below 16 times ``min_bytes`` it is not worth
+            its kernels. (Default: ``True``)
         slab_bytes: Size of one pinned slab. Pinned memory grows slab by slab. A power of two, so
             that the framework's pinned allocator rounds nothing up. (Default: 64 MiB)
         max_host_bytes: Ceiling of pinned memory, or ``None`` for what the operating system

@@ -121,11 +121,7 @@ class Tracer:
         pop_saved_tensor_hooks()
         recorder = recorders.pop()
         group = recorder.group
-        keep = KeepReason.FAILED if result is None else self._order.keep(group)
-        try:
-            self._engine.seal(group, recorder.storages, kept_bytes=recorder.kept_bytes, keep=keep)
-        finally:
-            recorder.close()
+        self._seal(recorder, KeepReason.FAILED if result is None else self._order.keep(group))
         if result is not None:
             self._order.sealed(group)
             check_result(self._sites[index], result)
@@ -145,16 +141,16 @@ class Tracer:
                     return False
                 pop_saved_tensor_hooks()
             recorders.pop()
-            try:
-                self._engine.seal(
-                    recorder.group,
-                    recorder.storages,
-                    kept_bytes=recorder.kept_bytes,
-                    keep=KeepReason.FAILED,
-                )
-            finally:
-                recorder.close()
+            self._seal(recorder, KeepReason.FAILED)
         return True
+
+    def _seal(self, recorder: Recorder, keep: KeepReason | None) -> None:
+        try:
+            self._engine.seal(
+                recorder.group, recorder.storages, kept_bytes=recorder.kept_bytes, keep=keep
+            )
+        finally:
+            recorder.close()
 
 
 class _Hook:

@@ -8,9 +8,21 @@ import torch
 
 from activation_swap.core.torch_private import input_dtype_of_cast
 
-__all__ = ["is_upcast", "upper_halves"]
+__all__ = ["is_upcast", "upper_halves", "worth_narrowing"]
 
+_NARROW_FROM = 16
+"""In units of ``min_bytes``: below, the kernels' launch costs more time than the copy saves."""
 _UPPER_HALF = 1 if sys.byteorder == "little" else 0
+
+
+def worth_narrowing(nbytes: int, *, min_bytes: int) -> bool:
+    """Whether half of a fp32 storage's bytes are worth two more kernels.
+
+    Args:
+        nbytes: Of the storage.
+        min_bytes: Of the policy: what is worth a copy at all.
+    """
+    return nbytes >= _NARROW_FROM * min_bytes
 
 
 def is_upcast(tensor: torch.Tensor) -> bool:

@@ -9,7 +9,7 @@ from torch import nn
 
 from activation_swap._stats import KeepReason
 from activation_swap.core.group import KeptTensor, Origin, PackedTensor, SavedStorage
-from activation_swap.core.narrowing import is_upcast
+from activation_swap.core.narrowing import is_upcast, worth_narrowing
 from activation_swap.core.torch_private import (
     base_of,
     is_parameter_cast,
@@ -31,8 +31,6 @@ _MOVABLE = frozenset(
     if isinstance(dtype, torch.dtype) and not dtype.is_complex and "q" not in str(dtype)
 )
 """Every dtype whose tensors are nothing but their bytes: no quantizer, no lazy conjugation."""
-_NARROW_FROM = 16
-"""In units of ``min_bytes``: below, two more kernels cost more time than the halved copy saves."""
 
 
 class Recorder:
@@ -131,7 +129,7 @@ class Recorder:
         return (
             tensor.dtype is torch.float32
             and self._policy.narrow
-            and nbytes >= _NARROW_FROM * self._min_bytes
+            and worth_narrowing(nbytes, min_bytes=self._min_bytes)
             and tensor.numel() * tensor.itemsize == nbytes
             and is_upcast(tensor)
         )

@@ -161,11 +161,6 @@ class Copy:
         self._keepalive: list[torch.Tensor] | None = keepalive
         self.fence = fence
 
-    @property
-    def joined(self) -> bool:
-        """Whether the compute stream is ordered after this copy."""
-        return self._keepalive is None
-
     def join(self) -> None:
         """Order the compute stream after the copy and let go of the memory. Repeatable."""
         keepalive, self._keepalive = self._keepalive, None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from activation_swap.core.narrowing import worth_narrowing
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -53,16 +55,18 @@ class AttentionBytes:
             tokens: Tokens of one microbatch.
             min_bytes: Storages below this many bytes stay on the device.
         """
-        sizes = [
-            (tokens * on_device, tokens * on_link)
-            for on_device, on_link in _per_token(shape)
-            if tokens * on_device >= min_bytes
-        ]
-        return cls(device=sum(size for size, _ in sizes), link=sum(size for _, size in sizes))
+        device = link = 0
+        for on_device, on_link in _per_token(shape):
+            nbytes = tokens * on_device
+            if nbytes >= min_bytes:
+                narrow = worth_narrowing(nbytes, min_bytes=min_bytes)
+                device += nbytes
+                link += tokens * on_link if narrow else nbytes
+        return cls(device=device, link=link)
 
 
 def _per_token(shape: AttentionShape) -> Iterator[tuple[int, int]]:
-    """Bytes per token of each storage, on the device and over the link."""
+    """Bytes per token of each storage, on the device and over the link where it may narrow."""
     item = shape.itemsize
     yield shape.hidden * item, shape.hidden * item  # the input, shared by q, k and v
     for heads in (shape.heads, shape.kv_heads):

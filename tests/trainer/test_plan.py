@@ -30,6 +30,9 @@ def test_bytes_of_one_attention() -> None:
     assert one == AttentionBytes(device=50_176, link=50_176 - 8_192 - 1_024)
     many = AttentionBytes.of(QWEN3_30B_A3B, tokens=4096, min_bytes=0)
     assert many == AttentionBytes(device=4096 * one.device, link=4096 * one.link)
+    # As measured on an H200 with the default policy: the upcast of k, 8 MiB, does not narrow.
+    default = AttentionBytes.of(QWEN3_30B_A3B, tokens=4096, min_bytes=2**20)
+    assert default == AttentionBytes(device=many.device, link=4096 * (50_176 - 8_192))
     without_small = AttentionBytes.of(QWEN3_30B_A3B, tokens=512, min_bytes=2**20)
     assert without_small.device == 512 * (50_176 - 3 * 1_024)
 
