@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from activation_swap.core.schedule.actions import Action, Kind
 from activation_swap.core.schedule.grid import format_grid
@@ -56,7 +56,11 @@ def validate(
             _reject(plan, rank, item.step, f"{item.action} of a chunk that is never computed")
         placed[item.action.key].append(item)
     for chunk in chunks:
-        for step, problem in _problems(chunk, placed[chunk.key]):
+        items = placed[chunk.key]
+        if not items:
+            name = _name(chunk.key)
+            _reject(plan, rank, chunk.forward, f"no SET_GROUP before the forward of {name}")
+        for step, problem in _problems(chunk, items):
             _reject(plan, rank, step, problem)
 
 
@@ -83,11 +87,8 @@ _SEQUENCES = {
 
 def _problems(chunk: Chunk, items: Sequence[_Placed]) -> Iterator[tuple[int, str]]:
     """Step and description of every broken rule of one chunk."""
-    key = chunk.key
-    name = f"stage {key.stage}, microbatch {key.microbatch}"
-    if not items:
-        yield chunk.forward, f"no SET_GROUP before the forward of {name}"
-    expected = _SEQUENCES[items[0].action.keep] if items else ()
+    name = _name(chunk.key)
+    expected = _SEQUENCES[items[0].action.keep]
     for item, kind in zip(items, expected, strict=False):
         if item.action.kind is not kind:
             yield item.step, f"{item.action} where {kind} of {name} must come"
@@ -106,7 +107,11 @@ def _problems(chunk: Chunk, items: Sequence[_Placed]) -> Iterator[tuple[int, str
             yield item.step, f"{item.action} comes after the first use of {name}"
 
 
-def _reject(plan: Sequence[LoweredStep], rank: int, step: int, problem: str) -> None:
+def _name(key: GroupKey) -> str:
+    return f"stage {key.stage}, microbatch {key.microbatch}"
+
+
+def _reject(plan: Sequence[LoweredStep], rank: int, step: int, problem: str) -> NoReturn:
     raise Reason.SCHEDULE_PLAN.error(
         found=problem,
         where=f"rank {rank}, step {step}",
