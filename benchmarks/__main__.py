@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -172,17 +171,12 @@ def _start(
     """Run one process; return why it failed. The next one runs in any case."""
     own = [name, str(number), f"--out={options.out}", f"--command={command}"]
     arguments = [*own, *_changes(options)]
-    environment = dict(os.environ)  # noqa: TID251 - handed on to a process
-    if run.deterministic:
-        # cuBLAS reads it when it is first used, and has no other way.
-        environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     began = time.perf_counter()
     reason = None
     try:
         done = subprocess.run(  # noqa: S603 - this package itself
             [sys.executable, "-W", "ignore", "-m", "benchmarks", "process", *arguments],
             cwd=ROOT,
-            env=environment,
             timeout=options.timeout,
             check=False,
         )

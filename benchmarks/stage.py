@@ -25,6 +25,7 @@ from activation_swap.core.schedule.lowering import plan_rank
 from activation_swap.core.schedule.orders import one_f_one_b_order
 from activation_swap.core.schedule.runner import ScheduleRunner
 from activation_swap.core.schedule.simulation import in_flight, residency
+from activation_swap.trainer.device import determinism
 from benchmarks.model import build
 
 STAGES = 4
@@ -116,7 +117,8 @@ def measure(  # noqa: C901 - one stage's step, read from top to bottom
     peak = torch.cuda.max_memory_allocated()
     stats = None if swap is None else swap.stats()
     recording = True
-    step()
+    with determinism(enabled=True):
+        step()
     digest = hash(tuple(torch.stack(digests).view(torch.int64).tolist()))
     return {
         "mode": mode,

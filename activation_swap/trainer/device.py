@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -66,15 +67,21 @@ def peak_device_bytes(device: torch.device) -> int | None:
 
 @contextmanager
 def determinism(*, enabled: bool) -> Iterator[None]:
-    """Prefer deterministic algorithms inside the block, where torch has them.
+    """Compute with deterministic algorithms alone inside the block: equal runs, equal bits.
 
     Args:
         enabled: Whether to do anything.
+
+    Raises:
+        RuntimeError: By torch, inside the block: an operation has no deterministic algorithm.
     """
     before = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     if enabled:
-        torch.use_deterministic_algorithms(mode=True, warn_only=True)
+        # torch refuses cuBLAS without it, and cuBLAS has no other way to be told.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # noqa: TID251
+        # Never as a warning: flash attention's backward is deterministic only in strict mode.
+        torch.use_deterministic_algorithms(mode=True)
     # Of the fused attention kernels only flash has a deterministic backward.
     exact = sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]) if enabled else nullcontext()
     try:
