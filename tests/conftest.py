@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 # A machine with an accelerator may lack what only the trainer and the documentation need.
 NEED_EXTRAS = ["api", "benchmarks", "compose", "docs", "pipeline", "rejections", "trainer"]
-collect_ignore = NEED_EXTRAS if find_spec("pydantic") is None else []
+NEED_TRL = ["compose/test_callback.py", "compose/test_combinations.py"]
+collect_ignore = [
+    *(NEED_EXTRAS if find_spec("pydantic") is None else []),
+    *(NEED_TRL if find_spec("trl") is None else []),
+]
 
 # cuBLAS reads it when it is first used, and torch refuses deterministic algorithms without it.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # noqa: TID251 - cuBLAS has no other way

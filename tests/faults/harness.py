@@ -35,6 +35,7 @@ __all__ = [
     "one_rank",
     "poisoned",
     "policy_for",
+    "queued_ahead",
     "slow_links",
 ]
 
@@ -133,6 +134,26 @@ def slow_links(device: torch.device, policy: SwapPolicy, kind: Any = Stalled) ->
     """Return links with stalled copies on an accelerator, and ordinary ones on a CPU."""
     make = transfer_for if device.type == "cpu" else kind
     return Links(policy, make_transfer=make)
+
+
+@contextmanager
+def queued_ahead(model: Any, cycles: int) -> Iterator[None]:
+    """Hold the device up at the first layer of each forward, for the host to queue far ahead.
+
+    The device then runs the step without a pause, in the order of its streams and events alone. On
+    a slow host it would wait for the next kernel instead, and a copy in the meantime be complete
+    although nothing waits for it.
+
+    Args:
+        model: On a CUDA device.
+        cycles: How long, in clock cycles of the device; a step should be queued within.
+    """
+    first = model.model.layers[0]
+    handle = first.register_forward_pre_hook(lambda *_: torch.cuda._sleep(cycles))
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @contextmanager

@@ -124,8 +124,9 @@ def test_c14_pinned_memory_is_not_rounded_up(device: torch.device) -> None:
         reserved = swap.stats().host_bytes_reserved
         assert reserved <= 1.25 * out + 64 * MIB
         assert out <= swap.stats().host_bytes_in_use <= 1.01 * out + 64 * aligned(1)
-        # torch's pinned allocator must not have rounded the slabs up, either.
-        assert pinned(device) - before <= reserved
+        # torch's pinned allocator must not have rounded the slabs up, either. It pins a few bytes
+        # of its own for scalars that are read from the device.
+        assert pinned(device) - before <= reserved + 64
         for loss in losses:
             loss.backward()
         found = Step(torch.stack(losses).detach(), gradients(model))

@@ -10,7 +10,15 @@ import torch
 from activation_swap import SwapPolicy
 from activation_swap.core import engine as engine_module
 from activation_swap.core.transfer import Copy
-from tests.faults.harness import Stalled, at_base, batch, model_for, poisoned, slow_links
+from tests.faults.harness import (
+    Stalled,
+    at_base,
+    batch,
+    model_for,
+    poisoned,
+    queued_ahead,
+    slow_links,
+)
 from tests.models import (
     EVERYTHING,
     Step,
@@ -29,6 +37,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.level1, pytest.mark.usefixtures("exact")]
 
 STEPS = 200
+HALF_A_SECOND = 1_000_000_000
+"""In cycles of the device: about the time in which a slow host queues a step."""
 
 
 def trajectory(model: Any, *, steps: int, lengths: tuple[int, ...]) -> list[Step]:
@@ -54,7 +64,8 @@ def test_two_hundred_steps_have_the_same_bits(
     plain, model = (build(attention="sdpa", dtype=dtype, device=accelerator) for _ in range(2))
     expected = trajectory(plain, steps=STEPS, lengths=lengths)
     links = slow_links(accelerator, EVERYTHING, lambda device: Stalled(device, 300_000))
-    with swapped(model, EVERYTHING, links=links) as swap, poisoned(model):
+    ahead = queued_ahead(model, HALF_A_SECOND // 10)
+    with swapped(model, EVERYTHING, links=links) as swap, poisoned(model), ahead:
         found = trajectory(model, steps=STEPS, lengths=lengths)
         assert at_base(swap)
         record_property("storages", swap.stats().offloaded_storages)
@@ -153,7 +164,7 @@ def test_the_stress_finds_what_it_is_for(
         monkeypatch.setattr(engine_module, "Copy", Impatient)
     policy = SwapPolicy(min_bytes=1)
     links = slow_links(accelerator, policy, kinds.get(defect, Stalled))
-    with swapped(model, policy, links=links), poisoned(model):
+    with swapped(model, policy, links=links), poisoned(model), queued_ahead(model, HALF_A_SECOND):
         found = [step(model, ids) for ids in batches]
         torch.accelerator.synchronize(accelerator)
     assert difference(found, expected) is not None
