@@ -119,7 +119,6 @@ def measure(  # noqa: C901 - one stage's step, read from top to bottom
     recording = True
     with determinism(enabled=True):
         step()
-    digest = hash(tuple(torch.stack(digests).view(torch.int64).tolist()))
     return {
         "mode": mode,
         "tokens": tokens,
@@ -129,7 +128,7 @@ def measure(  # noqa: C901 - one stage's step, read from top to bottom
         "step_ms_min": min(times),
         "step_ms_max": max(times),
         "peak_bytes": peak,
-        "gradient_digest": digest,
+        "gradient_digest": hash(tuple(torch.stack(digests).view(torch.int64).tolist())),
         "groups_kept": None if plan is None else sum("ALL" in str(item) for item in plan),
         "offloaded_bytes": 0 if stats is None else stats.offloaded_bytes // steps,
         "reloaded_bytes": 0 if stats is None else stats.reloaded_bytes // steps,
