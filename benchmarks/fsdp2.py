@@ -1,12 +1,10 @@
-"""FSDP2 with AdamW in bf16: 24 layers of the 30B shape on a mesh of one rank, or of more.
+"""FSDP2 with AdamW in bf16: 24 layers of the 30B shape on a mesh of one rank.
 
 One GPU, ``none`` twice and ``attention``, each in a process of its own::
 
     python -m benchmarks.fsdp2 --out out/fsdp2.json
 
-More GPUs, one mode at a time; the first rank prints its figures::
-
-    torchrun --nproc-per-node=8 -m benchmarks.fsdp2 --mode attention --layers 48
+Over more GPUs :mod:`benchmarks.sharded` trains the same.
 
 AdamW steps inside backward, so that no two gradients live at once; its learning rate is 0, so that
 every step of every mode starts from the same weights, while the same kernels run.
@@ -21,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from activation_swap.trainer.device import resolve_device
@@ -30,17 +28,17 @@ from benchmarks.model import build, trainable
 from benchmarks.pair import StepRecorder, add_options, compare, run_steps
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure one mode on this rank of an initialised process group."""
-    device = resolve_device(options.device)
-    if device.type == "cpu":
-        torch.set_num_threads(1)
-    else:
-        rank = dist.get_node_local_rank(fallback_rank=0)
-        torch.accelerator.set_device_index(rank)
-        device = torch.device(device.type, rank)
+def build_sharded(
+    options: argparse.Namespace, device: torch.device, mesh: DeviceMesh
+) -> tuple[Any, StepRecorder]:
+    """Build the model, shard it layer by layer, and give every weight its AdamW.
+
+    Args:
+        options: ``shape`` and ``layers``.
+        device: Of this rank.
+        mesh: All ranks.
+    """
     model = build(options.shape, device=str(device), layers=options.layers)
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -49,11 +47,17 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         dict(trainable(model)),
         lambda p: torch.optim.AdamW([p], lr=0.0, weight_decay=0.0, fused=fused),
     )
-    seed = 1 + dist.get_rank()
-    result = run_steps(
-        options.mode, model, model, recorder, options=options, device=device, seed=seed
-    )
-    return {**result, "ranks": dist.get_world_size(), "machine": facts(options.device)}
+    return model, recorder
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure one mode on this rank of an initialised process group."""
+    device = resolve_device(options.device)
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    model, recorder = build_sharded(options, device, init_device_mesh(device.type, (1,)))
+    result = run_steps(options.mode, model, model, recorder, options=options, device=device)
+    return {**result, "ranks": 1, "machine": facts(options.device)}
 
 
 def main() -> None:
@@ -67,13 +71,8 @@ def main() -> None:
         compare("benchmarks.fsdp2", options)
         return
     with TemporaryDirectory() as directory:
-        if dist.is_torchelastic_launched():
-            dist.init_process_group()
-        else:
-            dist.init_process_group(init_method=f"file://{directory}/peers", rank=0, world_size=1)
-        result = measure(options)
-        if dist.get_rank() == 0:
-            print(json.dumps(result))
+        dist.init_process_group(init_method=f"file://{directory}/peers", rank=0, world_size=1)
+        print(json.dumps(measure(options)))
         dist.destroy_process_group()
 
 

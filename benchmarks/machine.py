@@ -6,22 +6,30 @@ import platform
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 
 from activation_swap.trainer.link import probe_link
 
-__all__ = ["facts"]
+if TYPE_CHECKING:
+    from activation_swap.trainer.link import LinkRates
+
+__all__ = ["describe", "facts"]
 
 
 def facts(device: str) -> dict[str, Any]:
     """Return GPU, CPU, versions, date and the link's rates in bytes per second, all as of now."""
     rates = probe_link(device)
-    accelerator = device != "cpu"
-    if accelerator:
+    if device != "cpu":
         torch.accelerator.empty_cache()
+    return describe(device, rates)
+
+
+def describe(device: str, rates: LinkRates | None) -> dict[str, Any]:
+    """Return :func:`facts` with link rates that are known already."""
+    accelerator = device != "cpu"
     gpu = torch.cuda.get_device_name() if accelerator and torch.cuda.is_available() else None
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from benchmarks.peers import NOT_RUN
 from benchmarks.plots import plot_growth, plot_memory_and_time, plot_timeline
+from benchmarks.rank_tables import link_table, rank_table
 from benchmarks.results import Result, load, read, summary
-from benchmarks.runs import RUNS, SCRIPTS
+from benchmarks.runs import RANK_RUNS, RUNS, SCRIPTS
 from benchmarks.tables import conditions, cost_table, growth_lines, not_run_lines, table
 
 if TYPE_CHECKING:
@@ -25,12 +26,12 @@ _PLOTS: Final[dict[str, tuple[str, Callable[[Sequence[Result], Path], bool]]]] =
     "growth": ("growth", plot_growth),
 }
 _WITHOUT: Final = {
-    "memory": {"growth", "cost", "equality"},
-    "growth": RUNS.keys() - {"growth", "single"},
+    "memory": {"growth", "cost", "equality", *RANK_RUNS},
+    "growth": (RUNS.keys() - {"growth", "single"}) | RANK_RUNS.keys(),
 }
 """Runs of which such a plot says nothing."""
 
-_ABOUT: Final = {name: run.about for name, run in RUNS.items()} | SCRIPTS
+_ABOUT: Final = {name: run.about for name, run in RUNS.items()} | SCRIPTS | RANK_RUNS
 _READING: Final = """\
 How to read the tables:
 
@@ -38,6 +39,8 @@ How to read the tables:
 - *off the peak*: what the peak of device memory fell by.
 - *of eligible*: that by the bytes that attention saves in all layers but the last, as the swap
   counts them.
+- *predicted*, *of the prediction*: what `activation-swap plan` takes off the peak of the rank that
+  is the fullest without the swap, and how much of that came true.
 - *ms per GB off*: step time for each 10^9 bytes off the peak.
 - *forward queued*: when the CPU had launched the forward.
 - *gradients equal*: a hash of every gradient of one step under deterministic algorithms is that of
@@ -93,6 +96,8 @@ def _page(name: str, results: Sequence[Result], docs: Path) -> str:
         lines += [*cost_table(results), ""]
     if name in {"growth", "single"}:
         lines += [*growth_lines(results), ""]
+    for more in (rank_table(results), link_table(results)):
+        lines += [*more, ""] if more else []
     notes = [*_about_lines(results), *_reason_lines(results)]
     if name == "peers":
         notes += not_run_lines(NOT_RUN)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from activation_swap import Swap, registry
+from activation_swap import Swap, SwapPolicy, registry
 from activation_swap.trainer.device import (
     determinism,
     peak_device_bytes,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-__all__ = ["StepRecorder", "add_options", "compare", "run_steps"]
+__all__ = ["StepRecorder", "add_options", "compare", "digest", "run_steps", "train_step"]
 
 _MODES = ("none", "none", "attention")
 
@@ -97,7 +97,8 @@ def run_steps(
         device: Where the model is.
         seed: Of the tokens.
     """
-    swap = Swap() if mode == "none" else registry.apply(mode, base)
+    policy = SwapPolicy(**getattr(options, "policy", {}))
+    swap = Swap() if mode == "none" else registry.apply(mode, base, policy=policy)
     generator = torch.Generator(device).manual_seed(seed)
     shape = (1, options.tokens)
     tokens = torch.randint(base.config.vocab_size, shape, device=device, generator=generator)
@@ -108,23 +109,26 @@ def run_steps(
             swap.reset_stats()
         synchronize(device)
         began = time.perf_counter()
-        losses.append(_step(model, tokens))
+        losses.append(train_step(model, tokens))
         synchronize(device)
         times.append(1e3 * (time.perf_counter() - began))
     peak, stats = peak_device_bytes(device), swap.stats()
     recorder.digests = {}
     with determinism(enabled=True):
-        losses.append(_step(model, tokens))
+        losses.append(train_step(model, tokens))
+    gradients, recorder.digests = recorder.digests, None
+    swap.remove()
     timed = times[options.warmup :]
     return {
         "mode": mode,
         "step_ms": statistics.median(timed),
         "step_ms_min": min(timed),
         "step_ms_max": max(timed),
+        "step_ms_all": timed,
         "peak_bytes": peak,
         "losses": [float(loss) for loss in losses],
-        "gradients": len(recorder.digests),
-        "gradient_digest": _digest(recorder.digests),
+        "gradients": len(gradients),
+        "gradient_digest": digest(gradients),
         "saved_bytes": stats.saved_bytes // options.steps,
         "offloaded_bytes": stats.offloaded_bytes // options.steps,
         "reloaded_bytes": stats.reloaded_bytes // options.steps,
@@ -137,19 +141,21 @@ def run_steps(
     }
 
 
-def _step(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+def train_step(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """Train on a batch, and return its loss."""
     loss: Any = model(input_ids=tokens, labels=tokens, use_cache=False).loss
     loss.backward()
     detached: torch.Tensor = loss.detach()
     return detached
 
 
-def _digest(hashes: dict[str, torch.Tensor]) -> str:
+def digest(hashes: dict[str, torch.Tensor]) -> str:
+    """Combine one hash of each name, in whatever order they came."""
     names = sorted(hashes)
     values = torch.stack([hashes[name].reshape(()) for name in names]).cpu()
-    digest = hashlib.sha256("\n".join(names).encode())
-    digest.update(values.view(torch.int64).numpy().tobytes())
-    return digest.hexdigest()
+    combined = hashlib.sha256("\n".join(names).encode())
+    combined.update(values.view(torch.int64).numpy().tobytes())
+    return combined.hexdigest()
 
 
 def compare(module: str, options: argparse.Namespace, *more: str) -> dict[str, Any]:

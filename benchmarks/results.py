@@ -46,6 +46,16 @@ class Result:
         return int(self.record["point"]["microbatches"])
 
     @property
+    def schedule(self) -> str:
+        """Name of the pipeline's schedule; empty without a pipeline."""
+        return str(self.record["point"].get("schedule", ""))
+
+    @property
+    def stages_per_rank(self) -> int:
+        """Stages of the pipeline on each rank; 0 without a pipeline."""
+        return int(self.record["point"].get("stages_per_rank", 0))
+
+    @property
     def policy(self) -> dict[str, Any]:
         """Fields of ``SwapPolicy`` that were not the default."""
         return dict(self.record["point"]["policy"])
@@ -64,7 +74,10 @@ class Result:
         """Whether both did the same training."""
         return all(
             getattr(self, name) == getattr(other, name)
-            for name in ("run", "tokens", "layers", "microbatches")
+            for name in (
+                *("run", "tokens", "layers", "microbatches"),
+                *("schedule", "stages_per_rank"),
+            )
         )
 
 
@@ -119,6 +132,29 @@ class Comparison:
     def gradients_equal(self) -> bool | None:
         """Whether every gradient of the digested step was that of ``none``, bit for bit."""
         return self._equal("gradient_digest")
+
+    @property
+    def predicted_bytes(self) -> int | None:
+        """What the plan takes off the peak of the rank that is the fullest without a swap."""
+        planned = self._of_fullest("planned")[1]
+        return None if planned is None else int(planned["saved_bytes_at_peak"])
+
+    @property
+    def freed_of_predicted(self) -> float | None:
+        """What that rank's peak fell by, by the prediction."""
+        before, after = self._of_fullest("peak_bytes")
+        if before is None or after is None or not self.predicted_bytes:
+            return None
+        return float((before - after) / self.predicted_bytes)
+
+    def _of_fullest(self, figure: str) -> tuple[Any, Any]:
+        """Return a figure of the rank with the highest peak without a swap, before and after."""
+        before, after = self._pair("ranks")
+        if before is None or after is None or self.result.mode == "none":
+            return None, None
+        peaks = [rank["peak_bytes"] or 0 for rank in before]
+        fullest = peaks.index(max(peaks))
+        return before[fullest].get(figure), after[fullest].get(figure)
 
     def _equal(self, figure: str) -> bool | None:
         before, after = self._pair(figure)
@@ -222,6 +258,20 @@ def summary(results: Sequence[Result]) -> list[dict[str, Any]]:
                 "microbatches": result.microbatches,
                 "policy": result.policy,
                 "step_ms": result.figures["step_ms"],
+                **_of_pipeline(comparison),
             }
         )
     return rows
+
+
+def _of_pipeline(comparison: Comparison) -> dict[str, Any]:
+    """Return what a summary's row says of a pipeline besides; nothing where there is none."""
+    result = comparison.result
+    if not result.schedule:
+        return {}
+    return {
+        "schedule": result.schedule,
+        "stages_per_rank": result.stages_per_rank,
+        "predicted_bytes": comparison.predicted_bytes,
+        "freed_of_predicted": comparison.freed_of_predicted,
+    }

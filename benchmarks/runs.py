@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["PEERS", "RUNS", "SCRIPTS", "Point", "Process", "Run", "full_shape"]
+__all__ = ["PEERS", "RANK_RUNS", "RUNS", "SCRIPTS", "Point", "Process", "Run", "full_shape"]
 
 MIB: Final = 1024 * 1024
 
@@ -173,3 +173,14 @@ SCRIPTS: Final[dict[str, str]] = {
     "lora": "LoRA on q, k, v, o with a frozen base on one GPU: none twice and attention.",
 }
 """Runs that are modules of their own, ``benchmarks.NAME``: another model, another optimizer."""
+
+RANK_RUNS: Final[dict[str, str]] = {
+    "pipeline-2": "A pipeline over two GPUs: 24 layers a rank.",
+    "pipeline-4": "A pipeline over four GPUs: 12 layers a rank.",
+    "pipeline-fsdp2-4": "A pipeline of two ranks, each stage sharded over two: four GPUs.",
+    "fsdp2-2": "FSDP2 with AdamW in bf16 over two GPUs.",
+    "fsdp2-4": "FSDP2 with AdamW in bf16 over four GPUs.",
+    "longest-2": "The longest sequence that FSDP2 over two GPUs can train on, without and with.",
+    "longest-4": "The longest sequence that FSDP2 over four GPUs can train on, without and with.",
+}
+"""Runs of :mod:`benchmarks.gpus`, which a machine of several GPUs makes in one call."""

@@ -10,7 +10,7 @@ from benchmarks.results import Comparison, Result, compare
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["conditions", "cost_table", "growth_lines", "not_run_lines", "table"]
+__all__ = ["conditions", "cost_table", "growth_lines", "markdown", "not_run_lines", "table"]
 
 _GIB: Final = 2**30
 _ENOUGH_FOR_A_LINE: Final = 3
@@ -24,7 +24,7 @@ def table(results: Sequence[Result]) -> list[str]:
         for title, show in _COLUMNS
         if any(cells := [show(comparison) for comparison in comparisons])
     ]
-    return _markdown([title for title, _ in columns], zip(*(c for _, c in columns), strict=True))
+    return markdown([title for title, _ in columns], zip(*(c for _, c in columns), strict=True))
 
 
 def conditions(results: Sequence[Result]) -> list[str]:
@@ -43,7 +43,8 @@ def conditions(results: Sequence[Result]) -> list[str]:
         ),
         "shape": f"{record['shape']}, bf16, SDPA, batch 1, random weights, seeded",
         "optimizer": _optimizer(record),
-        "repetitions": (
+        "repetitions": record.get("repetitions")
+        or (
             f"{record['warmup']} warm-up and {record['steps']} timed steps in one process per "
             "mode; median, fastest and slowest"
         ),
@@ -73,7 +74,7 @@ def cost_table(results: Sequence[Result]) -> list[str]:
             )
         )
     titles = ("tokens", "forward queued", "forward and backward queued", "step")
-    return ["Added by the hooks, ms per layer and step:", "", *_markdown(titles, rows)]
+    return ["Added by the hooks, ms per layer and step:", "", *markdown(titles, rows)]
 
 
 def growth_lines(results: Sequence[Result]) -> list[str]:
@@ -118,7 +119,8 @@ def not_run_lines(reasons: Mapping[str, str]) -> list[str]:
     return [f"- {name}: {reason}." for name, reason in reasons.items()]
 
 
-def _markdown(titles: Sequence[str], rows: Any) -> list[str]:
+def markdown(titles: Sequence[str], rows: Any) -> list[str]:
+    """Return a table: text to the left in the first column, numbers to the right in the others."""
     return [
         f"| {' | '.join(titles)} |",
         f"|{'|'.join([' --- ', *(' ---: ' for _ in titles[1:])])}|",
@@ -186,6 +188,8 @@ def _derived(name: str, form: str, scale: float = 1) -> Callable[[Comparison], s
 
 _COLUMNS: Final[tuple[tuple[str, Callable[[Comparison], str]], ...]] = (
     ("mode", lambda c: c.result.mode),
+    ("schedule", lambda c: c.result.schedule),
+    ("stages a rank", lambda c: str(c.result.stages_per_rank or "")),
     ("tokens", lambda c: f"{c.result.tokens:,}"),
     ("layers", lambda c: str(c.result.layers)),
     ("microbatches", lambda c: str(c.result.microbatches) if c.result.microbatches > 1 else ""),
@@ -196,6 +200,8 @@ _COLUMNS: Final[tuple[tuple[str, Callable[[Comparison], str]], ...]] = (
     ("peak, GiB", _figure("peak_bytes", ".2f", _GIB)),
     ("reserved, GiB", _figure("peak_reserved_bytes", ".2f", _GIB)),
     ("off the peak, GiB", _derived("freed_bytes", ".3f", _GIB)),
+    ("predicted, GiB", _derived("predicted_bytes", ".3f", _GIB)),
+    ("of the prediction", _derived("freed_of_predicted", ".1%")),
     ("of eligible", _derived("freed_fraction", ".1%")),
     ("ms per GB off", _derived("ms_per_gb", ".2f")),
     ("forward queued, ms", _figure("forward_queued_ms")),

@@ -282,11 +282,11 @@ def _describe(details: Mapping[str, Any], raw: Any) -> tuple[str, str, str]:
     """Return key, what was found and what is legal, from one of pydantic's findings."""
     parts: list[str] = []
     node = raw
-    for position, part in enumerate(details["loc"]):
-        inside = isinstance(node, dict) and part in node
-        node = node[part] if inside else None
-        # A part that is not in the file and not the last one is the tag of a union.
-        if inside or position == len(details["loc"]) - 1:
+    for part in details["loc"]:
+        inside = range(len(node)) if isinstance(node, list) else node
+        # A part that is not in the file is the tag of a union.
+        if isinstance(inside, dict | range) and part in inside:
+            node = node[part]
             parts.append(str(part))
     key = ".".join(parts)
     found = f"{key.rpartition('.')[2]}: {details['input']!r}" if key else repr(details["input"])

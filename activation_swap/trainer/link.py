@@ -36,11 +36,12 @@ class LinkRates:
     h2d_both: float
 
 
-def probe_link(device_name: str) -> LinkRates | None:
+def probe_link(device_name: str, *, meet: Callable[[], object] | None = None) -> LinkRates | None:
     """Copy a few GiB each way.
 
     Args:
         device_name: As in :func:`resolve_device`.
+        meet: Called before each rate is taken. Processes that copy at the same time meet there.
 
     Returns:
         The rates, or ``None`` on a CPU, which has no link.
@@ -65,15 +66,22 @@ def probe_link(device_name: str) -> LinkRates | None:
         d2h()
         h2d()
 
-    together = _rate(both, device)
+    together = _rate(both, device, meet)
     return LinkRates(
-        d2h=_rate(d2h, device), h2d=_rate(h2d, device), d2h_both=together, h2d_both=together
+        d2h=_rate(d2h, device, meet),
+        h2d=_rate(h2d, device, meet),
+        d2h_both=together,
+        h2d_both=together,
     )
 
 
-def _rate(launch: Callable[[], None], device: torch.device) -> float:
+def _rate(
+    launch: Callable[[], None], device: torch.device, meet: Callable[[], object] | None
+) -> float:
     launch()
     synchronize(device)
+    if meet is not None:
+        meet()
     start = time.perf_counter()
     for _ in range(_REPEATS):
         launch()

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
-from torch.nn import functional
 
 from activation_swap import TrainingSetup, registry
 from activation_swap.core.schedule.torch_pipelining import compute_orders
@@ -24,7 +20,8 @@ from activation_swap.trainer.model import build_model
 from activation_swap.trainer.optimizer import build_optimizer
 from activation_swap.trainer.progress import step_progress
 from activation_swap.trainer.ranks import join_ranks
-from activation_swap.trainer.stage import Stage, prune
+from activation_swap.trainer.stage import Stage, prune, shard
+from activation_swap.trainer.stage_schedule import build_schedule
 from activation_swap.trainer.stage_split import split_layers, usual_stages_per_rank
 from activation_swap.trainer.stream import TokenStream
 
@@ -32,17 +29,7 @@ if TYPE_CHECKING:
     from activation_swap.trainer.config import Config
     from activation_swap.trainer.ranks import Ranks
 
-__all__ = ["PipelineTrainer", "next_token_loss", "train_pipeline"]
-
-
-def next_token_loss(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Mean loss of predicting each token from those before it.
-
-    Args:
-        logits: ``[batch, sequence, vocabulary]``.
-        tokens: ``[batch, sequence]``.
-    """
-    return functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
+__all__ = ["PipelineTrainer", "train_pipeline"]
 
 
 class PipelineTrainer:
@@ -84,8 +71,15 @@ class PipelineTrainer:
         )
         if ranks.data.size() > 1:
             for stage in self.stages.values():
-                _shard(stage, ranks)
-        self._schedule = self._build_schedule(count)
+                shard(stage, ranks.data)
+        self._schedule = build_schedule(
+            config.schedule,
+            self.stages,
+            count=count,
+            microbatches=config.microbatches,
+            device=self.device,
+            group=ranks.pipeline.get_group(),
+        )
         self.swap.attach(self._schedule)
         modules = nn.ModuleDict({str(index): stage for index, stage in self.stages.items()})
         self.optimizer = build_optimizer(modules, config.optimizer)
@@ -118,20 +112,6 @@ class PipelineTrainer:
         model = build_model(self._config.model, device=self.device, seed=self._config.seed)
         layers = split_layers(model.config.num_hidden_layers, count)[index]
         return Stage(prune(model, layers, **ends), **ends)
-
-    def _build_schedule(self, count: int) -> Any:
-        group = self._ranks.pipeline.get_group()
-        stages = [
-            PipelineStage(stage, index, count, self.device, group=group)
-            for index, stage in self.stages.items()
-        ]
-        kind = get_schedule_class(self._config.schedule)
-        single = issubclass(kind, PipelineScheduleSingle)
-        return kind(
-            stages[0] if single else stages,
-            n_microbatches=self._config.microbatches,
-            loss_fn=next_token_loss,
-        )
 
     def _next_microbatches(self) -> torch.Tensor:
         """Read the data of all pipelines, and keep that of this one."""
@@ -166,7 +146,7 @@ def train_pipeline(config: Config) -> float:
     """
     loss = float("nan")
     with ExitStack() as stack:
-        ranks = stack.enter_context(join_ranks(config))
+        ranks = stack.enter_context(join_ranks(device=config.device, pp_size=config.pp_size))
         stack.enter_context(determinism(enabled=config.deterministic))
         trainer = PipelineTrainer(config, ranks)
         metrics, advance = None, None
@@ -196,10 +176,3 @@ def _record(metrics: MetricsFile, trainer: PipelineTrainer, result: StepResult) 
         reload_misses=stats.reload_misses,
         host_bytes_reserved=stats.host_bytes_reserved,
     )
-
-
-def _shard(stage: Stage, ranks: Ranks) -> None:
-    stack: Any = stage.model.model
-    for layer in stack.layers:
-        fully_shard(layer, mesh=ranks.data)
-    fully_shard(stage, mesh=ranks.data)

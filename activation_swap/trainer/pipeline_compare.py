@@ -97,7 +97,10 @@ def compare_pipeline(config: Config) -> PipelineReport:
         RejectedError: AS412 when torchrun did not start these processes, AS508 when there is no
             such pipeline.
     """
-    with join_ranks(config) as ranks, determinism(enabled=config.deterministic):
+    with (
+        join_ranks(device=config.device, pp_size=config.pp_size) as ranks,
+        determinism(enabled=config.deterministic),
+    ):
         stages, baseline = _measure(config, "none", ranks)
         _, swapped = _measure(config, "attention", ranks)
         own = _rank_report(stages, baseline, swapped)

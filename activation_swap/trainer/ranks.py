@@ -16,8 +16,6 @@ from activation_swap.trainer.device import resolve_device
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from activation_swap.trainer.config import Config
-
 __all__ = ["Ranks", "join_ranks"]
 
 
@@ -37,36 +35,37 @@ class Ranks:
 
 
 @contextmanager
-def join_ranks(config: Config) -> Iterator[Ranks]:
+def join_ranks(*, device: str, pp_size: int) -> Iterator[Ranks]:
     """Join the group of processes that torchrun started, and leave it at the end.
 
     Args:
-        config: ``pp_size`` and ``device``. NCCL (or the accelerator's own) and gloo serve.
+        device: As in :func:`resolve_device`. NCCL (or the accelerator's own) and gloo serve.
+        pp_size: Ranks of one pipeline; the others compute the same stages on other data.
 
     Raises:
         RejectedError: AS412 when there is no such group, or not of this size.
     """
-    device = resolve_device(config.device)
+    own = resolve_device(device)
     if not dist.is_torchelastic_launched():
-        raise _no_ranks(config, processes=None)
-    if device.type != "cpu":
-        device = torch.device(device.type, dist.get_node_local_rank())
-        torch.accelerator.set_device_index(device)
-    dist.init_process_group(dist.get_default_backend_for_device(device))
+        raise _no_ranks(pp_size, processes=None)
+    if own.type != "cpu":
+        own = torch.device(own.type, dist.get_node_local_rank())
+        torch.accelerator.set_device_index(own)
+    dist.init_process_group(dist.get_default_backend_for_device(own))
     try:
         size = dist.get_world_size()
-        if size % config.pp_size:
-            raise _no_ranks(config, processes=size)
-        shape = (config.pp_size, size // config.pp_size)
-        mesh = init_device_mesh(device.type, shape, mesh_dim_names=("pp", "dp"))
-        yield Ranks(device=device, pipeline=mesh["pp"], data=mesh["dp"])
+        if size % pp_size:
+            raise _no_ranks(pp_size, processes=size)
+        shape = (pp_size, size // pp_size)
+        mesh = init_device_mesh(own.type, shape, mesh_dim_names=("pp", "dp"))
+        yield Ranks(device=own, pipeline=mesh["pp"], data=mesh["dp"])
     finally:
         dist.destroy_process_group()
 
 
-def _no_ranks(config: Config, *, processes: int | None) -> Exception:
+def _no_ranks(pp_size: int, *, processes: int | None) -> Exception:
     alone = "a process that torchrun did not start"
     return Reason.NO_RANKS.error(
-        where=f"pp_size: {config.pp_size}",
+        where=f"pp_size: {pp_size}",
         found=alone if processes is None else f"{processes} processes",
     )

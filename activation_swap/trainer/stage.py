@@ -6,12 +6,14 @@ from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedModel
 
-__all__ = ["Stage", "prune"]
+__all__ = ["Stage", "prune", "shard"]
 
 
 def prune(model: PreTrainedModel, layers: range, *, first: bool, last: bool) -> PreTrainedModel:
@@ -68,3 +70,16 @@ class Stage(nn.Module):
         head: Any = self.model.lm_head
         logits: torch.Tensor = head(hidden)
         return logits
+
+
+def shard(stage: Stage, mesh: DeviceMesh) -> None:
+    """Shard a stage with FSDP2, layer by layer.
+
+    Args:
+        stage: Changed in place.
+        mesh: The ranks that compute the same stage on other data.
+    """
+    stack: Any = stage.model.model
+    for layer in stack.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(stage, mesh=mesh)
