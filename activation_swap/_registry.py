@@ -319,13 +319,12 @@ def _check_ownership(
     live = _live(sites)
     found = "free"
     if live is not None:
-        plan = live.plan
-        if {site.module for site in plan.sites} != {site.module for site in sites}:
-            found = f"a Swap of {len(plan.sites)} attention modules, not the same {len(sites)}"
-        elif plan.setup != setup:
-            found = f"a Swap with {plan.setup}"
-        elif policy not in {None, plan.policy}:
-            found = f"a Swap with {plan.policy}"
+        if {site.module() for site in live.sites} != {site.module for site in sites}:
+            found = f"a Swap of {len(live.sites)} attention modules, not the same {len(sites)}"
+        elif live.setup != setup:
+            found = f"a Swap with {live.setup}"
+        elif policy not in {None, live.policy}:
+            found = f"a Swap with {live.policy}"
     return compare(
         Reason.ALREADY_SWAPPED,
         "ownership",

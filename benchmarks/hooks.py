@@ -18,13 +18,14 @@ import torch
 
 from activation_swap import SwapPolicy, registry
 from activation_swap.core.host_transfer import HostTransfer
-from activation_swap.core.install import InstalledSwap
+from activation_swap.core.install import install
 from activation_swap.core.link import Links
 from activation_swap.core.site import SwapPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from activation_swap.core.install import InstalledSwap
     from activation_swap.core.transfer import Fence, Move
 
 __all__ = ["AttentionChain", "calls_per_attention", "count_calls"]
@@ -63,8 +64,7 @@ class AttentionChain:
         if swapped:
             policy = SwapPolicy(min_bytes=_MIN_BYTES)
             plan = SwapPlan(sites=registry.explain(model).sites, policy=policy)
-            self._installed = InstalledSwap(plan, links=Links(policy, make_transfer=_NoCopies))
-            self._installed.place()
+            self._installed = install(plan, links=Links(policy, make_transfer=_NoCopies))
 
     def __call__(self) -> None:
         """Go forward and back."""

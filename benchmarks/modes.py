@@ -43,7 +43,7 @@ def _attention(model: Any, policy: Mapping[str, Any]) -> Applied:
 def _no_copies(model: Any, policy: Mapping[str, Any]) -> Applied:
     """Do all of the swap's work but the copies: what is left is the cost of the Python path."""
     from activation_swap import SwapPolicy, registry  # noqa: PLC0415
-    from activation_swap.core.install import InstalledSwap  # noqa: PLC0415
+    from activation_swap.core.install import install  # noqa: PLC0415
     from activation_swap.core.link import Links, transfer_for  # noqa: PLC0415
     from activation_swap.core.site import SwapPlan  # noqa: PLC0415
 
@@ -53,8 +53,7 @@ def _no_copies(model: Any, policy: Mapping[str, Any]) -> Applied:
     explanation = registry.explain(model)
     explanation.raise_first()
     plan = SwapPlan(sites=explanation.sites, policy=SwapPolicy(**policy))
-    installed = InstalledSwap(plan, links=Links(plan.policy, make_transfer=make_transfer))
-    installed.place()
+    installed = install(plan, links=Links(plan.policy, make_transfer=make_transfer))
     return Applied(
         remove=installed.remove,
         stats=installed.stats,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from activation_swap import SwapPolicy
-from activation_swap.core.install import InstalledSwap
+from activation_swap.core.install import install as install_plan
 from activation_swap.core.site import Site, SwapPlan
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from activation_swap.core.install import InstalledSwap
     from activation_swap.core.link import Links
 
 __all__ = [
@@ -129,9 +130,7 @@ def install(
     model: Any, policy: SwapPolicy = EVERYTHING, *, links: Links | None = None
 ) -> InstalledSwap:
     """Put a swap on a model; ``links`` is where tests put transfers of their own."""
-    installation = InstalledSwap(plan(model, policy), links=links)
-    installation.place()
-    return installation
+    return install_plan(plan(model, policy), links=links)
 
 
 @contextmanager

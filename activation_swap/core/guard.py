@@ -13,7 +13,7 @@ from activation_swap.core.torch_private import (
 from activation_swap.errors import Reason
 
 if TYPE_CHECKING:
-    from activation_swap.core.site import Site
+    from activation_swap.core.site import HookedSite
     from activation_swap.core.transfer import Transfer
     from activation_swap.errors import ActivationSwapError
 
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 
-def check_recompute_flag(site: Site) -> None:
+def check_recompute_flag(site: HookedSite) -> None:
     """Refuse a forward whose layer is set to be recomputed in backward.
 
     Checked with and without grad: re-entrant checkpointing runs the first forward without.
@@ -34,12 +34,13 @@ def check_recompute_flag(site: Site) -> None:
     Raises:
         RejectedError: Gradient checkpointing is on for this attention.
     """
-    owner = site.checkpoint_flag_owner
+    known = site.checkpoint_flag_owner
+    owner = None if known is None else known()
     if owner is not None and getattr(owner, "gradient_checkpointing", False) and owner.training:
         raise _checkpointing(site, "its layer's gradient_checkpointing flag is set")
 
 
-def check_call(site: Site, transfer: Transfer) -> None:
+def check_call(site: HookedSite, transfer: Transfer) -> None:
     """Refuse a training forward that swapping would make slow, empty or wrong without a word.
 
     Raises:
@@ -54,13 +55,14 @@ def check_call(site: Site, transfer: Transfer) -> None:
         if module.startswith("torch.utils.checkpoint"):
             raise _checkpointing(site, "the forward runs inside of torch.utils.checkpoint")
         raise Reason.OUTER_HOOKS.error(where=site.fqn, found=f"{hooks[0]!r}")
-    if under_dynamo() or compiled_call(site.module, *site.owners):
+    called = [module for known in site.called if (module := known()) is not None]
+    if under_dynamo() or compiled_call(*called):
         raise Reason.COMPILED_LATER.error(where=site.fqn, found="torch.compile")
     if transfer.capturing():
         raise Reason.GRAPH_CAPTURE.error(where=site.fqn, found="a stream under graph capture")
 
 
-def shallow_copy_error(site: Site, module: Any) -> Exception:
+def shallow_copy_error(site: HookedSite, module: Any) -> Exception:
     """Return the refusal of a call of another module that has the hooks of the site's.
 
     DataParallel makes such copies, one per device, whose weights are no parameters.
@@ -71,11 +73,11 @@ def shallow_copy_error(site: Site, module: Any) -> Exception:
     )
 
 
-def _checkpointing(site: Site, found: str) -> Exception:
+def _checkpointing(site: HookedSite, found: str) -> Exception:
     return Reason.CHECKPOINTING_ENABLED_LATER.error(where=site.fqn, found=found)
 
 
-def check_result(site: Site, result: Any) -> None:
+def check_result(site: HookedSite, result: Any) -> None:
     """Refuse what an attention returned when it is not what its release is known to return.
 
     Raises:

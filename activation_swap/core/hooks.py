@@ -25,10 +25,13 @@ from activation_swap.core.torch_private import (
 from activation_swap.errors import Reason
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from activation_swap._config import SwapPolicy
     from activation_swap.core.engine import Engine
     from activation_swap.core.link import Links
     from activation_swap.core.order import SwapOrder
-    from activation_swap.core.site import Site, SwapPlan
+    from activation_swap.core.site import HookedSite
 
 __all__ = ["AfterAttention", "BeforeAttention", "InertHook", "Tracer"]
 
@@ -44,16 +47,27 @@ class Tracer:
     """Opens a recorder around each training call of an attention.
 
     Args:
-        plan: The attentions in forward order, which of them are recorded, and what may move.
+        sites: The attentions in forward order.
+        recorded: Positions of those whose saved tensors are taken.
+        policy: What may move.
         engine: Takes the recorded groups.
         links: Gives a group its device's link.
         order: Decides what is taken, kept and released.
     """
 
-    def __init__(self, plan: SwapPlan, *, engine: Engine, links: Links, order: SwapOrder) -> None:
-        self._sites = plan.sites
-        self._policy = plan.policy
-        self._recorded = plan.recorded()
+    def __init__(
+        self,
+        sites: Sequence[HookedSite],
+        *,
+        recorded: frozenset[int],
+        policy: SwapPolicy,
+        engine: Engine,
+        links: Links,
+        order: SwapOrder,
+    ) -> None:
+        self._sites = sites
+        self._policy = policy
+        self._recorded = recorded
         self._engine = engine
         self._links = links
         self._order = order
@@ -74,7 +88,7 @@ class Tracer:
         check_recompute_flag(site)
         if not torch.is_grad_enabled() or index not in self._recorded:
             return
-        if module is not site.module:
+        if module is not site.module():
             raise shallow_copy_error(site, module)
         recorders = self._open.recorders
         if recorders and not self.close_interrupted():
@@ -101,7 +115,7 @@ class Tracer:
             recorders.pop().close()
             raise Reason.HOOKS_DISABLED.error(where=site.fqn, found=str(error)) from error
 
-    def _check_cache(self, site: Site, kwargs: dict[str, Any]) -> None:
+    def _check_cache(self, site: HookedSite, kwargs: dict[str, Any]) -> None:
         for name in site.cache_arguments:
             if kwargs.get(name) is not None:
                 self._warned_of_cache = True

@@ -10,6 +10,7 @@ from activation_swap.core.hooks import AfterAttention, BeforeAttention, InertHoo
 from activation_swap.core.layer_chain import LayerChain
 from activation_swap.core.link import Links
 from activation_swap.core.microbatch_groups import MicrobatchGroups
+from activation_swap.core.site import HookedSite
 from activation_swap.core.torch_private import drop_forward_hooks, forward_pre_hooks
 from activation_swap.errors import Reason
 
@@ -27,25 +28,44 @@ __all__ = ["InstalledSwap", "find_installation", "install"]
 
 
 class InstalledSwap:
-    """The hooks of one swap on the attentions of one model (or of its local stages)."""
+    """The hooks of one swap on the attentions of one model (or of its local stages).
+
+    Attributes:
+        sites: Where the hooks are, in forward order.
+        recorded: Positions of the sites whose saved tensors are taken.
+        setup: What the trainer told.
+        policy: What moves.
+        groups: The verbs of a pipeline scheduler, or ``None`` without pipeline parallelism.
+    """
+
+    groups: MicrobatchGroups | None
 
     def __init__(self, plan: SwapPlan, *, links: Links | None = None) -> None:
-        self.plan = plan
+        self.sites = tuple(map(HookedSite, plan.sites))
+        self.recorded = plan.recorded()
+        self.setup = plan.setup
+        self.policy = plan.policy
         self._swap: ref[Swap] | None = None
         self._links = Links(plan.policy) if links is None else links
         self._engine = Engine(self._links)
         self._handles: list[Any] = []
         self._attachment: Attachment | None = None
-        self.groups: MicrobatchGroups | None
         order: LayerChain | MicrobatchGroups
         if plan.setup.pp_size > 1:
-            order = self.groups = MicrobatchGroups(self._engine, plan.sites)
+            order = self.groups = MicrobatchGroups(self._engine, self.sites)
         else:
             self.groups = None
             order = LayerChain(
-                self._engine, last=len(plan.sites) - 1, keep_last=plan.policy.keep_last
+                self._engine, last=len(self.sites) - 1, keep_last=plan.policy.keep_last
             )
-        self._tracer = Tracer(plan, engine=self._engine, links=self._links, order=order)
+        self._tracer = Tracer(
+            self.sites,
+            recorded=self.recorded,
+            policy=self.policy,
+            engine=self._engine,
+            links=self._links,
+            order=order,
+        )
 
     @property
     def active(self) -> bool:
@@ -61,17 +81,16 @@ class InstalledSwap:
     def swap(self, swap: Swap) -> None:
         self._swap = ref(swap)
 
-    def place(self) -> None:
-        """Register the hooks on every site."""
-        for index, site in enumerate(self.plan.sites):
-            drop_forward_hooks(site.module, InertHook)
-            before = BeforeAttention(self._tracer, index, self)
-            after = AfterAttention(self._tracer, index, self)
-            self._handles += (
-                site.module.register_forward_pre_hook(before, with_kwargs=True),
-                # Called always: an exception in the attention must not leave its hooks active.
-                site.module.register_forward_hook(after, with_kwargs=True, always_call=True),
-            )
+    def place(self, index: int, module: nn.Module) -> None:
+        """Register the hooks of site number ``index`` on its module."""
+        drop_forward_hooks(module, InertHook)
+        before = BeforeAttention(self._tracer, index, self)
+        after = AfterAttention(self._tracer, index, self)
+        self._handles += (
+            module.register_forward_pre_hook(before, with_kwargs=True),
+            # Called always: an exception in the attention must not leave its hooks active.
+            module.register_forward_hook(after, with_kwargs=True, always_call=True),
+        )
 
     def stats(self) -> SwapStats:
         """Return the counters since the last reset."""
@@ -82,18 +101,24 @@ class InstalledSwap:
         self._engine.reset_stats()
 
     def attach(self, schedule: Any) -> None:
-        """Let a ``torch.distributed.pipelining`` schedule drive the groups.
+        """Let a ``torch.distributed.pipelining`` schedule drive the groups, in place of the last.
 
         Raises:
             RejectedError: It is no schedule of this swap's stages, or pp_size is 1.
-            SwapStateError: One of its stages, or this swap, follows another attachment.
+            SwapStateError: One of its stages follows another swap.
         """
         if self.groups is None:
-            raise Reason.ATTACH_WITHOUT_PIPELINE.error(found=f"{self.plan.setup}")
+            raise Reason.ATTACH_WITHOUT_PIPELINE.error(found=f"{self.setup}")
         # Imported here: torch.distributed.pipelining is heavy, and only pipelines need it.
         from activation_swap.core.schedule.torch_pipelining import attach  # noqa: PLC0415
 
-        self._attachment = attach(schedule, self.groups, sites=self.plan.sites)
+        self._attachment = attach(
+            schedule,
+            self.groups,
+            sites=self.sites,
+            recorded=self.recorded,
+            replaces=self._attachment,
+        )
         self.groups.drive()
 
     def remove(self) -> None:
@@ -109,17 +134,19 @@ class InstalledSwap:
             self._engine.close()
 
 
-def install(plan: SwapPlan) -> InstalledSwap:
+def install(plan: SwapPlan, *, links: Links | None = None) -> InstalledSwap:
     """Install a plan.
 
     Args:
         plan: Checked by the registry: nothing here can refuse it.
+        links: Where tests and benchmarks put transfers of their own.
 
     Returns:
         The live installation.
     """
-    installation = InstalledSwap(plan)
-    installation.place()
+    installation = InstalledSwap(plan, links=links)
+    for index, site in enumerate(plan.sites):
+        installation.place(index, site.module)
     return installation
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from activation_swap.core.engine import Engine
     from activation_swap.core.group import Group
-    from activation_swap.core.site import Site
+    from activation_swap.core.site import HookedSite
 
 __all__ = ["ChunkState", "MicrobatchGroups"]
 
@@ -80,7 +80,7 @@ class MicrobatchGroups:
     :class:`~activation_swap.core.order.SwapOrder`.
     """
 
-    def __init__(self, engine: Engine, sites: Sequence[Site]) -> None:
+    def __init__(self, engine: Engine, sites: Sequence[HookedSite]) -> None:
         self._engine = engine
         # With the tail kept, the stage's last attention needs no copy at all.
         last = {site.stage: order for order, site in enumerate(sites)}

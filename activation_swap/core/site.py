@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from activation_swap._config import SwapPolicy, TrainingSetup
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Site", "SwapPlan"]
+__all__ = ["HookedSite", "Site", "SwapPlan"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,6 +39,39 @@ class Site:
     cache_arguments: tuple[str, ...] = ()
     stage: int = 0
     returns: int | None = None
+
+
+class HookedSite:
+    """A site as its hooks know it: a module holds its hooks, and so they hold modules weakly.
+
+    A swapped model dies with its last user, and does not wait for the garbage collector.
+
+    Attributes:
+        fqn: As in :class:`Site`; likewise ``cache_arguments``, ``stage`` and ``returns``.
+        module: Weak reference to the module.
+        called: Weak references to the owners and the module: ``.compile()`` of any is refused.
+        checkpoint_flag_owner: Weak reference to it, or ``None`` where there is none.
+    """
+
+    __slots__ = (
+        "cache_arguments",
+        "called",
+        "checkpoint_flag_owner",
+        "fqn",
+        "module",
+        "returns",
+        "stage",
+    )
+
+    def __init__(self, site: Site) -> None:
+        owner = site.checkpoint_flag_owner
+        self.fqn = site.fqn
+        self.cache_arguments = site.cache_arguments
+        self.stage = site.stage
+        self.returns = site.returns
+        self.module = ref(site.module)
+        self.called = (*map(ref, site.owners), self.module)
+        self.checkpoint_flag_owner = None if owner is None else ref(owner)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -102,7 +102,7 @@ class Run:
             self.swap = swap
         installation: Any = self.swap._installation
         installation._links._make_transfer = _make_transfer
-        watches = [WeightWatch(site.module) for site in installation.plan.sites]
+        watches = [WeightWatch(site.module()) for site in installation.sites]
         seal = installation._engine.seal
 
         def counted_seal(group: Any, storages: Any, **options: Any) -> None:

@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 from activation_swap import SwapPolicy
-from activation_swap.core.install import InstalledSwap
+from activation_swap.core.install import install
 from activation_swap.core.site import Site, SwapPlan
 from tests.models import gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from activation_swap.core.install import InstalledSwap
     from activation_swap.core.link import Links
 
 __all__ = ["Attention", "Chain", "install_chain"]
@@ -59,9 +60,7 @@ def install_chain(
         Site(fqn=f"attentions.{index}", module=module, owners=(chain,), returns=2)
         for index, module in enumerate(chain.attentions)
     )
-    installation = InstalledSwap(SwapPlan(sites=sites, policy=policy), links=links)
-    installation.place()
-    return installation
+    return install(SwapPlan(sites=sites, policy=policy), links=links)
 
 
 def run(chain: Chain, hidden: torch.Tensor, **options: Any) -> dict[str, torch.Tensor]:
