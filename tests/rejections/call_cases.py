@@ -211,7 +211,7 @@ def deadlock(_: Any) -> None:
 def impossible_shape(_: Any) -> None:
     from activation_swap.core.schedule.torch_pipelining import compute_orders
 
-    compute_orders("NoSuchSchedule", pp_size=2, microbatches=4, stages_per_rank=1)
+    compute_orders("1F1B", pp_size=2, microbatches=1, stages_per_rank=1)
 
 
 def attach_twice(_: Any) -> None:
@@ -280,7 +280,9 @@ def unreadable_config(_: Any) -> None:
 def absent_device(_: Any) -> None:
     from activation_swap.trainer.device import resolve_device
 
-    resolve_device("no-such-device")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
+        resolve_device("no-such-device")
 
 
 def unreadable_model(_: Any) -> None:

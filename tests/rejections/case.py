@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import tempfile
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from activation_swap import SwapPolicy, TrainingSetup, registry
@@ -70,5 +73,17 @@ class CallCase:
     call: Callable[[Any], object]
 
 
+def expected_text(name: str) -> str:
+    """Return the message that the case of this name is to give."""
+    return (MESSAGES / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def stable_text(error: Exception) -> str:
+    """Return a message without what differs from run to run: temporary directories, addresses."""
+    text = re.sub(rf"{re.escape(tempfile.gettempdir())}/\w+", "TEMPORARY", f"{error}\n")
+    return re.sub(r"0x[0-9a-f]+", "ADDRESS", text)
+
+
+MESSAGES = Path(__file__).with_name("messages")
 PIPELINE = TrainingSetup(pp_size=2)
 EVERYTHING = SwapPolicy(min_bytes=0, keep_last=False)
