@@ -572,9 +572,9 @@ class Reason(Enum):
     SCHEDULE_ATTACHED = ReasonSpec(
         code="AS505",
         kind=SwapStateError,
-        summary="a stage already follows another attachment",
-        expected="stages that no swap is attached to",
-        fix="detach (or remove) the first swap before attaching again",
+        summary="a stage already follows another swap",
+        expected="stages that no other swap is attached to",
+        fix="remove the other swap, or build the schedule over stages of its own",
         consequence="nothing was attached",
     )
     NOT_A_SCHEDULE = ReasonSpec(

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from activation_swap import registry, testing
 from activation_swap._registry import Registry
 from activation_swap.adapters import BUILT_IN
-from activation_swap.core.site import Site
+from activation_swap.core.site import HookedSite, Site
 from activation_swap.errors import Reason
 from tests.rejections.case import EVERYTHING, PIPELINE, CallCase
 from tests.rejections.site_cases import checkpointing
@@ -224,9 +224,9 @@ def attach_twice(_: Any) -> None:
     with fake_world(0, 2):
         stage = PipelineStage(nn.Linear(4, 4), 0, 2, torch.device("cpu"))
         schedules = [ScheduleGPipe(stage, 2, loss_fn=nn.MSELoss()) for _ in range(2)]
-    sites = (Site(fqn="stage", module=stage.submod),)
+    sites = (HookedSite(Site(fqn="stage", module=stage.submod)),)
     for schedule in schedules:
-        attach(schedule, RecordingVerbs(), sites=sites)
+        attach(schedule, RecordingVerbs(), sites=sites, recorded={0})
 
 
 def attach_elsewhere(model: Any) -> None:

@@ -11,9 +11,14 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from activation_swap.core.schedule.liveness import find_order_problem
 from activation_swap.core.schedule.lowering import plan_rank
-from activation_swap.core.schedule.torch_pipelining import attach, compute_orders, read_order
+from activation_swap.core.schedule.torch_pipelining import (
+    Attachment,
+    attach,
+    compute_orders,
+    read_order,
+)
 from activation_swap.core.schedule.validation import validate
-from activation_swap.core.site import Site
+from activation_swap.core.site import HookedSite, Site
 from activation_swap.errors import ActivationSwapError, Reason
 from tests.schedule.fake_world import SCHEDULES, Attention, build_schedule, fake_world
 from tests.schedule.recording_verbs import RecordingVerbs
@@ -24,25 +29,25 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.unit
 
 CsvForm = Literal["compute_only", "compute_comms"]
-METHODS = (
-    "forward_one_chunk",
-    "backward_one_chunk",
-    "backward_weight_one_chunk",
-    "clear_runtime_states",
-)
+METHODS = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
 
 
 def stages_of(schedule: Any) -> list[Any]:
     return list(schedule._stages) if hasattr(schedule, "_stages") else [schedule._stage]
 
 
-def sites_of(schedule: Any) -> tuple[Site, ...]:
+def sites_of(schedule: Any) -> tuple[HookedSite, ...]:
     return tuple(
-        Site(fqn=f"{stage.stage_index}.{name}", module=module)
+        HookedSite(Site(fqn=f"{stage.stage_index}.{name}", module=module))
         for stage in stages_of(schedule)
         for name, module in stage.submod.named_modules()
         if isinstance(module, Attention)
     )
+
+
+def attached(schedule: Any, verbs: RecordingVerbs | None = None) -> Attachment:
+    sites = sites_of(schedule)
+    return attach(schedule, verbs or RecordingVerbs(), sites=sites, recorded=range(len(sites)))
 
 
 @pytest.mark.parametrize(("size", "microbatches"), [(1, 4), (2, 4), (4, 8), (3, 6)])
@@ -104,14 +109,14 @@ def test_detach_restores_the_stages(name: str) -> None:
         schedule = build_schedule(name, rank=0, size=2, microbatches=4)
     before = [dict(vars(stage)) for stage in stages_of(schedule)]
     own = dict(vars(schedule))
-    attachment = attach(schedule, RecordingVerbs(), sites=sites_of(schedule))
+    attachment = attached(schedule)
     assert vars(schedule) == own
     for stage in stages_of(schedule):
         assert all(name in vars(stage) for name in METHODS)
     attachment.detach()
     attachment.detach()
     assert [dict(vars(stage)) for stage in stages_of(schedule)] == before
-    attach(schedule, RecordingVerbs(), sites=sites_of(schedule)).detach()
+    attached(schedule).detach()
 
 
 def test_detach_leaves_the_wrappers_of_others() -> None:
@@ -129,7 +134,7 @@ def test_detach_leaves_the_wrappers_of_others() -> None:
     stage.clear_runtime_states = earlier
     stage.forward_one_chunk = compute
     verbs = RecordingVerbs()
-    attachment = attach(schedule, verbs, sites=sites_of(schedule))
+    attachment = attached(schedule, verbs)
     inner = stage.forward_one_chunk
 
     def later(*args: Any, **kwargs: Any) -> Any:
@@ -145,7 +150,8 @@ def test_detach_leaves_the_wrappers_of_others() -> None:
     assert verbs.log == []
 
 
-ELSEWHERE = Site(fqn="elsewhere", module=nn.Linear(2, 2))
+OUTSIDE = nn.Linear(2, 2)
+ELSEWHERE = HookedSite(Site(fqn="elsewhere", module=OUTSIDE))
 
 
 def test_a_swap_of_other_modules_is_refused() -> None:
@@ -164,19 +170,19 @@ def test_a_second_attachment_is_refused() -> None:
     with fake_world(0, 2):
         schedule = build_schedule("GPipe", rank=0, size=2, microbatches=4)
         again = ScheduleGPipe(schedule._stage, n_microbatches=2, loss_fn=nn.MSELoss())
-    attach(schedule, RecordingVerbs(), sites=sites_of(schedule))
+    attached(schedule)
     assert_refused(Reason.SCHEDULE_ATTACHED, again, sites_of(again))
 
 
 def test_something_else_is_refused() -> None:
     with pytest.raises(ActivationSwapError) as caught:
-        attach(object(), RecordingVerbs(), sites=(ELSEWHERE,))
+        attach(object(), RecordingVerbs(), sites=(ELSEWHERE,), recorded={0})
     assert caught.value.reason is Reason.NOT_A_SCHEDULE
 
 
-def assert_refused(reason: Reason, schedule: Any, sites: tuple[Site, ...]) -> None:
+def assert_refused(reason: Reason, schedule: Any, sites: tuple[HookedSite, ...]) -> None:
     before = [dict(vars(stage)) for stage in stages_of(schedule)]
     with pytest.raises(ActivationSwapError) as caught:
-        attach(schedule, RecordingVerbs(), sites=sites)
+        attach(schedule, RecordingVerbs(), sites=sites, recorded=range(len(sites)))
     assert caught.value.reason is reason
     assert [dict(vars(stage)) for stage in stages_of(schedule)] == before

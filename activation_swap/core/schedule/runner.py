@@ -51,12 +51,13 @@ class ScheduleRunner:
         self._verbs = verbs
         self._lock = Lock()
         self._mode = _Mode.PASSIVE
+        self._warned = False
         self._reset(())
 
     @property
     def desynced(self) -> bool:
-        """Whether this step left its plan."""
-        return bool(self._plan) and self._mode is _Mode.ON_DEMAND
+        """Whether this step left its plan, other than by failing."""
+        return bool(self._plan) and self._mode is _Mode.ON_DEMAND and not self._failed
 
     @property
     def recorded(self) -> ComputeOrder | None:
@@ -180,7 +181,9 @@ class ScheduleRunner:
         expected = "the end of the step"
         if self._cursor < len(self._plan):
             expected = str(self._plan[self._cursor].step)
-        logger.warning(
+        level, self._warned = logging.DEBUG if self._warned else logging.WARNING, True
+        logger.log(
+            level,
             "the pipeline ran %s where its schedule has %s; this step goes on without prefetch",
             action,
             expected,

@@ -31,11 +31,11 @@ from activation_swap.core.schedule.runner import ScheduleRunner
 from activation_swap.errors import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from activation_swap.core.schedule.actions import ComputeOrder, LoweredStep
     from activation_swap.core.schedule.verbs import GroupVerbs
-    from activation_swap.core.site import Site
+    from activation_swap.core.site import HookedSite
 
 __all__ = ["Attachment", "attach", "compute_orders", "read_order"]
 
@@ -46,21 +46,30 @@ _FULL_BACKWARD = 2
 _V_STAGES = 2
 
 
-def attach(schedule: Any, verbs: GroupVerbs, *, sites: Sequence[Site]) -> Attachment:
+def attach(
+    schedule: Any,
+    verbs: GroupVerbs,
+    *,
+    sites: Sequence[HookedSite],
+    recorded: Collection[int],
+    replaces: Attachment | None = None,
+) -> Attachment:
     """Let a schedule drive the groups of its stages.
 
     Args:
         schedule: A schedule of ``torch.distributed.pipelining``.
         verbs: What moves the groups.
-        sites: The swapped attention modules of this rank.
+        sites: The attention modules of this rank.
+        recorded: Positions of those that move; the plan counts no others.
+        replaces: The attachment that gives way, once nothing can be refused any more.
 
     Returns:
         A handle whose :meth:`Attachment.detach` restores the stages.
 
     Raises:
-        RejectedError: AS504 when a swapped attention is in no stage of the schedule, AS506 when
+        RejectedError: AS504 when an attention is in no stage of the schedule, AS506 when
             ``schedule`` is not a schedule.
-        SwapStateError: AS505 when a stage already follows another attachment.
+        SwapStateError: AS505 when a stage follows another attachment than ``replaces``.
     """
     stages = _stages(schedule)
     if stages is None:
@@ -68,18 +77,22 @@ def attach(schedule: Any, verbs: GroupVerbs, *, sites: Sequence[Site]) -> Attach
             found=f"{type(schedule).__module__}.{type(schedule).__qualname__}"
         )
     modules = {stage.stage_index: set(stage.submod.modules()) for stage in stages}
-    attentions = {
-        index: sum(site.module in inside for site in sites) for index, inside in modules.items()
-    }
-    outside = [site.fqn for site in sites if not any(site.module in m for m in modules.values())]
+    outside = [site.fqn for site in sites if not any(site.module() in m for m in modules.values())]
     if outside or not sites:
         raise Reason.SCHEDULE_MISSES_SITES.error(
             found=f"{len(outside)} of {len(sites)} swapped attentions in no stage",
             where=outside[0] if outside else None,
         )
     for stage in stages:
-        if any(isinstance(value, _StageCall) for value in vars(stage).values()):
+        calls = [call for call in vars(stage).values() if isinstance(call, _StageCall)]
+        if not all(replaces is not None and replaces.owns(call) for call in calls):
             raise Reason.SCHEDULE_ATTACHED.error(found=f"stage {stage.stage_index} is attached")
+    if replaces is not None:
+        replaces.detach()
+    moving = [site.module() for order, site in enumerate(sites) if order in recorded]
+    attentions = {
+        index: sum(module in inside for module in moving) for index, inside in modules.items()
+    }
     return Attachment(schedule, stages, verbs, attentions)
 
 
@@ -92,8 +105,8 @@ def read_order(schedule: Any) -> ComputeOrder | None:
     if isinstance(schedule, PipelineScheduleSingle):
         order = _loop_order(schedule)
     else:
-        order = _listed_order(schedule)
-    return None if not order or find_order_problem(order) else order
+        order = _steps(_listed_actions(schedule))
+    return order or None
 
 
 def compute_orders(
@@ -148,7 +161,7 @@ class Attachment:
         schedule: The schedule to follow.
         stages: Its stages on this rank.
         verbs: What moves the groups.
-        attentions: Number of swapped attentions, by stage.
+        attentions: Number of attentions that move, by stage.
     """
 
     def __init__(
@@ -162,22 +175,25 @@ class Attachment:
         self._attentions = attentions
         self._deferred = frozenset(stage.stage_index for stage in stages if stage.dw_builder)
         self._runner = ScheduleRunner(verbs)
-        self._order: ComputeOrder | None = None
-        self._learned: ComputeOrder | None = None
+        self._source: object = None
         self._plan: tuple[LoweredStep, ...] | None = None
-        self._calls: list[_StageCall] = []
+        # Every schedule clears its stages one after the other when a step begins.
+        self._calls: list[_StageCall] = [_BeginCall(stages[0], "clear_runtime_states", self._begin)]
         for stage in stages:
             self._calls += [
                 _ForwardCall(stage, "forward_one_chunk", self._runner),
                 _BackwardCall(stage, "backward_one_chunk", self._runner),
                 _WeightCall(stage, "backward_weight_one_chunk", self._runner),
-                _BeginCall(stage, "clear_runtime_states", self._begin),
             ]
 
     @property
     def plan(self) -> tuple[LoweredStep, ...] | None:
-        """The plan of the last step that began, or ``None`` when its order was not known."""
+        """The plan that steps follow, or ``None`` while their order is not known."""
         return self._plan
+
+    def owns(self, call: _StageCall) -> bool:
+        """Whether a wrapper is one of this attachment's."""
+        return call in self._calls
 
     def detach(self) -> None:
         """Restore the stages. Repeatable; graphs that are still alive stay right."""
@@ -186,26 +202,32 @@ class Attachment:
         self._runner.begin_passive()
 
     def _begin(self) -> None:
-        """Begin a step. Called once for each stage, before the first of its calls."""
-        runner = self._runner
-        if not (self._schedule._has_backward and torch.is_grad_enabled()):
-            runner.begin_passive()
+        """Begin a step, before the first of its calls."""
+        if not self._calls:
+            # Detached; but somebody wrapped the wrapper, and so still calls it.
             return
-        if runner.desynced:
-            self._learned = None
-        self._learned = runner.recorded or self._learned
-        runner.begin_step(self._plan_for(read_order(self._schedule) or self._learned))
+        self._update_plan()
+        if self._schedule._has_backward and torch.is_grad_enabled():
+            self._runner.begin_step(self._plan)
+        else:
+            self._runner.begin_passive()
 
-    def _plan_for(self, order: ComputeOrder | None) -> tuple[LoweredStep, ...] | None:
-        """Plan an order, once: a schedule may load another one between two steps."""
+    def _update_plan(self) -> None:
+        """Plan what the schedule lists, once; or else what it was seen to do."""
+        source = _order_source(self._schedule)
+        if source != self._source:
+            self._source = source
+            self._plan = self._lower(read_order(self._schedule))
+        elif self._runner.desynced:
+            # It does not do what it lists. The next step is recorded, and followed from then on.
+            self._plan = None
+        elif self._runner.recorded is not None:
+            self._plan = self._lower(self._runner.recorded)
+
+    def _lower(self, order: ComputeOrder | None) -> tuple[LoweredStep, ...] | None:
         if order is None or find_order_problem(order):
-            self._order, self._plan = None, None
-        elif order != self._order:
-            self._order = order
-            self._plan = plan_rank(
-                order, attentions=self._attentions, deferred_weight_stages=self._deferred
-            )
-        return self._plan
+            return None
+        return plan_rank(order, attentions=self._attentions, deferred_weight_stages=self._deferred)
 
 
 class _StageCall:
@@ -319,13 +341,21 @@ def _loop_order(schedule: Any) -> ComputeOrder | None:
     return None
 
 
-def _listed_order(schedule: Any) -> ComputeOrder:
+def _listed_actions(schedule: Any) -> Sequence[Any]:
     """Prefer what the runtime walks: a CSV with communication fills only that list."""
     for name in ("pipeline_order_with_comms", "pipeline_order"):
-        actions = getattr(schedule, name, {}).get(schedule.rank)
+        actions: Sequence[Any] | None = getattr(schedule, name, {}).get(schedule.rank)
         if actions:
-            return _steps(actions)
+            return actions
     return ()
+
+
+def _order_source(schedule: Any) -> object:
+    """Return what :func:`read_order` reads, to compare: the same list is equal at no cost."""
+    if isinstance(schedule, PipelineScheduleSingle):
+        return schedule._n_microbatches
+    actions = _listed_actions(schedule)
+    return actions, len(actions)
 
 
 def _steps(actions: Iterable[Any]) -> ComputeOrder:
