@@ -20,10 +20,10 @@ def rank_table(results: Sequence[Result]) -> list[str]:
     rows = []
     for comparison in compare(results):
         result = comparison.result
-        if result.mode == "none" or not result.measured:
+        if result.mode == "none" or "ranks" not in result.figures:
             continue
         repeats = _none_repeats_itself(comparison, results)
-        for number, own in enumerate(result.figures.get("ranks", ())):
+        for number, own in enumerate(result.figures["ranks"]):
             base = None if comparison.base is None else comparison.base.figures["ranks"][number]
             rows.append((_work(result), *_cells(own, base, repeats=repeats[number : number + 1])))
     if not rows:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from benchmarks.gpus import PARTS, main
 from benchmarks.pages import render
 from benchmarks.pipeline_points import PipelinePoint, expected_peak, plan_point
 from benchmarks.rank_tables import link_table, rank_table
+from benchmarks.ranks import Records
 from benchmarks.results import Result, compare, summary
 from benchmarks.runs import RANK_RUNS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 GIB = 2**30
@@ -127,6 +133,36 @@ def test_every_point_can_be_planned_and_has_a_page(gpus: int) -> None:
                 for mode in ("none", "attention")
             )
             assert 28 * GIB < with_swap < without
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Iterator[Records]:
+    method = f"file://{tmp_path}/peers"
+    dist.init_process_group("gloo", init_method=method, rank=0, world_size=1)
+    yield Records(out=tmp_path, common={"run": "pipeline-2"}, until=time.time() + 60)
+    dist.destroy_process_group()
+
+
+@pytest.mark.unit
+def test_what_ends_the_processes_leaves_a_record(
+    records: Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os._exit", sys.exit)
+    with pytest.raises(KeyError), records.measurement("broken", {}):
+        raise KeyError
+    with pytest.raises(SystemExit), records.measurement("full", {}):
+        # As torch's pipelining raises it.
+        raise RuntimeError from torch.OutOfMemoryError()
+    assert [records.outcome(name) for name in ("broken", "full", "next")] == [
+        *("failed", "out of memory", None)
+    ]
+
+
+@pytest.mark.unit
+def test_nothing_begins_that_would_not_end_in_time(records: Records) -> None:
+    assert records.time_left()
+    records.until = time.time()
+    assert not records.time_left()
 
 
 @pytest.mark.level0
