@@ -55,7 +55,8 @@ class AcceleratorTransfer:
         Raises:
             RuntimeError: The memory cannot be had.
         """
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        # Named, since torch.set_default_device may name the accelerator.
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def free_slabs(self) -> None:
         """Give freed page-locked memory back to the operating system."""

@@ -39,7 +39,8 @@ class HostTransfer:
 
     def allocate_slab(self, nbytes: int) -> torch.Tensor:
         """Return ``uint8[nbytes]`` of pageable memory."""
-        return torch.empty(nbytes, dtype=torch.uint8)
+        # Named, since torch.set_default_device may name another.
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
     def free_slabs(self) -> None:
         """Do nothing: freed pageable memory is the allocator's."""

@@ -30,7 +30,7 @@ class GradientDigest:
 
     def __init__(self, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(0)
-        weights = torch.randint(-(2**63), 2**63 - 1, (_BLOCK,), generator=generator)
+        weights = torch.randint(-(2**63), 2**63 - 1, (_BLOCK,), generator=generator, device="cpu")
         self._weights = (weights | 1).to(device)
         self._sums: list[tuple[str, torch.Tensor]] = []
 

@@ -52,7 +52,9 @@ def probe_link(device_name: str, *, meet: Callable[[], object] | None = None) ->
     streams = torch.get_device_module(device)
     out, back = (streams.Stream(device) for _ in range(2))
     on_device = [torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=device) for _ in range(2)]
-    on_host = [torch.zeros(_COPY_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+    on_host = [
+        torch.zeros(_COPY_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True) for _ in range(2)
+    ]
 
     def d2h() -> None:
         with streams.stream(out):

@@ -55,6 +55,13 @@ def test_blocks_are_all_read(digest: GradientDigest) -> None:
     assert of(digest, tensor) != before
 
 
+def test_the_default_device_changes_nothing(digest: GradientDigest) -> None:
+    tensor = torch.arange(1000, dtype=torch.float32)
+    with torch.device("meta"):
+        other = GradientDigest(CPU)
+    assert of(other, tensor) == of(digest, tensor)
+
+
 def test_name_and_type_are_part_of_it(digest: GradientDigest) -> None:
     tensor = torch.zeros(4)
     assert of(digest, tensor, "a") != of(digest, tensor, "b")
