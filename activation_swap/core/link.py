@@ -70,18 +70,22 @@ class Links:
     @property
     def bytes_in_use(self) -> int:
         """Host bytes that hold saved tensors."""
-        return sum(link.pool.bytes_in_use for link in self._links.values())
+        return sum(link.pool.bytes_in_use for link in self._all())
 
     @property
     def reserved_bytes(self) -> int:
         """Host bytes in slabs."""
-        return sum(link.pool.reserved_bytes for link in self._links.values())
+        return sum(link.pool.reserved_bytes for link in self._all())
 
     def close(self) -> None:
         """Give the host memory up; what live graphs still need stays until they drop it."""
-        for link in self._links.values():
+        for link in self._all():
             link.pool.close()
             link.transfer.free_slabs()
+
+    def _all(self) -> tuple[Link, ...]:
+        # A copy: another thread may bring a device at any moment.
+        return tuple(self._links.values())
 
     def _headroom(self) -> int | None:
         rooms = [self._system_headroom()]

@@ -131,6 +131,7 @@ class PinnedPool:
         self._lock = RLock()
         self.closed = False
         self.failure: str | None = None
+        self._refused_slabs: int | None = None
 
     @property
     def reserved_bytes(self) -> int:
@@ -147,8 +148,9 @@ class PinnedPool:
     def allocate(self, nbytes: int) -> HostBlock | None:
         """Return a block of ``nbytes``, or ``None`` when the pool may not or cannot grow.
 
-        After a failed growth the pool stays as large as it is: asking again for what the system
-        has just refused costs time in every layer. ``failure`` then says what happened.
+        What was refused is not asked for again, since that costs time in every layer: as many
+        slabs as were beyond the headroom, or any at all once the system could not give one.
+        ``failure`` then says what happened.
         """
         with self._lock:
             self._absorb()
@@ -167,7 +169,7 @@ class PinnedPool:
         """Give all slabs up. Blocks that are still out keep theirs alive until they drop."""
         with self._lock:
             self.closed = True
-            self.failure = "the swap was removed"
+            self._refuse("the swap was removed", slabs=1)
             self._returned.clear()
             self._slabs = []
             # Blocks that are still out refer to slabs by themselves, and look nothing up again.
@@ -176,23 +178,26 @@ class PinnedPool:
             self._free_bytes = 0
 
     def _grow(self, missing: int) -> bool:
-        if self.failure is not None:
-            return False
         slabs = -(-missing // self._slab_bytes)
+        if self._refused_slabs is not None and slabs >= self._refused_slabs:
+            return False
         asked = slabs * self._slab_bytes
         allowed = self._headroom()
         if allowed is not None and asked > allowed:
-            self.failure = f"{asked} bytes asked for, {allowed} allowed"
-            return False
+            return self._refuse(f"{asked} bytes asked for, {allowed} allowed", slabs=slabs)
         for _ in range(slabs):
             try:
                 slab = self._allocate_slab(self._slab_bytes)
             except RuntimeError as error:
-                self.failure = f"{asked} bytes asked for: {error}"
-                return False
+                return self._refuse(f"{asked} bytes asked for: {error}", slabs=1)
             self._slabs.append(slab)
             self._insert((len(self._slabs) - 1, 0, self._slab_bytes), ())
         return True
+
+    def _refuse(self, failure: str, *, slabs: int) -> bool:
+        self.failure = failure
+        self._refused_slabs = slabs
+        return False
 
     def _take(self, nbytes: int) -> HostBlock:
         pieces: list[Piece] = []

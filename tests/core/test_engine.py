@@ -11,6 +11,7 @@ import torch
 from activation_swap import KeepReason, SwapPolicy
 from activation_swap.core.host_transfer import HostTransfer
 from activation_swap.core.link import Links
+from activation_swap.core.pinned_pool import PinnedPool
 from activation_swap.core.torch_private import top_saved_tensor_hooks
 from tests.core.chain import POLICY, Chain, equal, install_chain, run
 from tests.models import gradients
@@ -25,6 +26,34 @@ pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("exact")]
 def hidden() -> torch.Tensor:
     generator = torch.Generator().manual_seed(1)
     return torch.randn(5, 8, generator=generator, requires_grad=True)
+
+
+def test_host_memory_is_not_on_the_default_device() -> None:
+    expected, swapped = run(Chain(), hidden()), Chain()
+    swap = install_chain(swapped)
+    inputs = hidden()
+    with torch.device("meta"):
+        found = run(swapped, inputs)
+    assert equal(found, expected)
+    assert swap.stats().reloaded_bytes > 0
+
+
+def test_a_device_may_come_while_the_links_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread's first forward on it may come at any moment."""
+    links = Links(POLICY)
+    links.of(torch.device("cpu"))
+
+    def one_more(_: PinnedPool) -> int:
+        links.of(torch.device("cpu", len(links._links)))
+        return 1
+
+    for name in ("reserved_bytes", "bytes_in_use"):
+        monkeypatch.setattr(PinnedPool, name, property(one_more))
+    monkeypatch.setattr(PinnedPool, "close", one_more)
+    assert links.reserved_bytes == 1
+    assert links.bytes_in_use == 2
+    links.close()
+    assert len(links._links) == 8
 
 
 def at_base(swap: InstalledSwap) -> bool:

@@ -162,6 +162,38 @@ def test_a_ceiling_is_respected(allowed: int, *, fits: bool) -> None:
         assert pool.failure == f"{2 * SLAB} bytes asked for, {allowed} allowed"
 
 
+def test_a_ceiling_refuses_what_is_too_large_and_no_more() -> None:
+    pool = pool_of(allowed=3 * SLAB)
+    assert pool.allocate(4 * SLAB) is None
+    one = pool.allocate(SLAB)
+    assert one is not None
+    assert pool.allocate(3 * SLAB) is None
+    two = pool.allocate(2 * SLAB)
+    assert two is not None
+    assert pool.allocate(1) is None
+    del one, two
+    assert pool.allocate(3 * SLAB) is not None
+
+
+def test_a_ceiling_is_not_asked_twice_for_as_much() -> None:
+    asked = []
+
+    def headroom() -> int:
+        asked.append(True)
+        return SLAB
+
+    pool = PinnedPool(allocate, slab_bytes=SLAB, headroom=headroom)
+    assert [pool.allocate(n * SLAB) for n in (3, 3, 4, 2, 3)] == [None] * 5
+    assert len(asked) == 2
+
+
+def test_after_a_failed_allocation_nothing_is_asked_for() -> None:
+    pool = pool_of(fail_from=0)
+    assert pool.allocate(3 * SLAB) is None
+    pool._allocate_slab = allocate
+    assert pool.allocate(1) is None
+
+
 def test_closing_gives_everything_up_but_what_is_out() -> None:
     pool = pool_of()
     block = pool.allocate(SLAB)
