@@ -77,6 +77,8 @@ def test_a_registered_adapter_serves_its_class(fresh: Registry) -> None:
     explanation = fresh.explain(model)
     assert explanation.supported
     assert explanation.notices == ("pp_size 1",)
+    (served,) = (c for c in explanation.checks if c.subject == "class of the model")
+    assert served.expected == ", ".join(sorted([*registry.model_classes, *ADAPTER.model_classes]))
     with pytest.warns(UserWarning, match="pp_size 1"):
         assert fresh.apply("attention", model).active
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from activation_swap import SwapPolicy, TrainingSetup
+from activation_swap import SwapPolicy, TrainingSetup, registry
 from activation_swap._request import Mode, check_policy, check_setup
+from activation_swap.errors import Reason
 
 pytestmark = pytest.mark.unit
 
@@ -77,6 +78,22 @@ def test_legal_setup(fields: dict[str, Any]) -> None:
         "torch.compile of the trainer",
         "activation checkpointing of the trainer",
     ]
+
+
+@pytest.mark.parametrize(
+    ("setup", "reason"),
+    [
+        (TrainingSetup(pp_size=0), Reason.INVALID_SETUP),
+        (TrainingSetup(backend="mindspore"), Reason.OTHER_BACKEND),
+        (None, Reason.NOT_A_TORCH_MODULE),
+    ],
+)
+def test_no_model_is_looked_at_for_an_illegal_request(
+    setup: TrainingSetup | None, reason: Reason
+) -> None:
+    explanation = registry.explain("a path", setup=setup)  # type: ignore[arg-type]
+
+    assert [rejection.reason for rejection in explanation.rejections] == [reason]
 
 
 def test_modes_are_what_the_trainer_key_takes() -> None:
