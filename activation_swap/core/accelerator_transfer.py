@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from activation_swap.core.torch_private import copy_all, current_stream, free_pinned_cache
-from activation_swap.core.transfer import Fence, inward, outward
+from activation_swap.core.transfer import Fence, pair
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -78,7 +78,8 @@ class AcceleratorTransfer:
             if fence.lane != self._d2h_lane:
                 d2h.wait_event(fence.event)
         with d2h:
-            copy_all(*outward(moves))
+            hosts, devices = pair(moves)
+            copy_all(hosts, devices)
         self._d2h_sequence += 1
         return Fence(self._d2h_lane, self._d2h_sequence, d2h.record_event())
 
@@ -100,7 +101,8 @@ class AcceleratorTransfer:
         with h2d:
             # Widening runs on this stream, too: beside compute, not before it. What it needs is
             # allocated, read and freed here, in order.
-            copy_all(*inward(moves))
+            hosts, devices = pair(moves)
+            copy_all(devices, hosts)
         self._h2d_sequence += 1
         return Fence(self._h2d_lane, self._h2d_sequence, h2d.record_event())
 

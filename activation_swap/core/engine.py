@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from contextlib import nullcontext
+from operator import attrgetter
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
@@ -12,18 +14,18 @@ import torch
 
 from activation_swap._stats import KeepReason
 from activation_swap.core.counters import Counters
-from activation_swap.core.group import Group, GroupState, SavedStorage
+from activation_swap.core.group import Group, GroupState
 from activation_swap.core.narrowing import upper_halves
 from activation_swap.core.pinned_pool import aligned
 from activation_swap.core.torch_private import profiling
-from activation_swap.core.transfer import Copy, Move
+from activation_swap.core.transfer import Copy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from activation_swap._stats import SwapStats
     from activation_swap.core.link import Links
-    from activation_swap.core.pinned_pool import HostBlock
+    from activation_swap.core.saved_storage import SavedStorage
 
 __all__ = ["Engine"]
 
@@ -32,8 +34,8 @@ class Engine:
     """The state of one swap: its groups, its links, its counters.
 
     Every method may be called from any thread: forward runs on the caller's, backward on autograd's
-    threads of the devices. The lock is re-entrant because a graph that the garbage collector drops
-    inside a method ends in :meth:`forget`.
+    threads of the devices. :meth:`forget` takes no lock: the garbage collector drops graphs at any
+    place, in a method of this engine or of another one.
     """
 
     def __init__(self, links: Links) -> None:
@@ -41,6 +43,7 @@ class Engine:
         self._lock = RLock()
         self._counters = Counters()
         self._groups: WeakSet[Group] = WeakSet()
+        self._forgotten: deque[int] = deque()
         self._warned = False
 
     def seal(
@@ -60,14 +63,17 @@ class Engine:
             keep: Why the whole group stays, or ``None`` to move it.
         """
         with self._lock:
-            self._counters.kept_bytes.update(kept_bytes)
+            for reason, nbytes in kept_bytes.items():
+                self._counters.kept_bytes[reason] += nbytes
             if not storages:
                 group.move_to(GroupState.RESIDENT)
                 return
+            # Narrow ones last, both ways: the others do not wait for their kernels.
+            storages = sorted(storages, key=attrgetter("narrow"))
             group.storages = [ref(storage) for storage in storages]
             group.device_bytes = sum([storage.nbytes for storage in storages])
             self._groups.add(group)
-            self._counters.gain(group.device_bytes)
+            self._gain(group.device_bytes)
             if keep is None and not self._offload(group, storages):
                 keep = KeepReason.HOST_MEMORY
             if keep is not None:
@@ -86,12 +92,14 @@ class Engine:
             group.copy.join()
             group.copy = None
             for storage in group.live_storages():
-                if storage.unchanged():
+                for alias, version in storage.aliases or ():
+                    if alias._version != version:
+                        # The copy may be of the changed value, or of both.
+                        self._keep_changed(group, storage)
+                        break
+                else:
                     self._counters.saved_bytes += storage.nbytes
                     storage.aliases = None
-                else:
-                    # The copy may be of the changed value, or of both.
-                    self._keep_changed(group, storage)
             self._counters.lose(group.device_bytes)
 
     def launch_reload(self, group: Group) -> None:
@@ -130,7 +138,7 @@ class Engine:
                 self._counters.late_releases += 1
                 group.copy.join()
                 group.copy = None
-                group.block = None
+                group.drop_host_bytes()
                 group.move_to(GroupState.RESIDENT)
             if group.state is GroupState.OFFLOADED:
                 self._counters.reload_misses += 1
@@ -143,14 +151,14 @@ class Engine:
             group.armed = False
 
     def forget(self, group: Group) -> None:
-        """Take a group that nothing owns any more out of the count."""
-        with self._lock:
-            if group.state is not GroupState.OFFLOADED:
-                self._counters.lose(group.device_bytes)
+        """Take a group that nothing owns any more out of the count. Called from finalizers."""
+        if group.state is not GroupState.OFFLOADED:
+            self._forgotten.append(group.device_bytes)
 
     def stats(self) -> SwapStats:
         """Return the counters and the gauges of this moment."""
         with self._lock:
+            self._forgotten.clear()
             # Counted anew: an interrupt between two lines may have left the running number off.
             self._counters.resident_bytes = sum(
                 [g.device_bytes for g in self._groups if g.state is not GroupState.OFFLOADED]
@@ -164,6 +172,7 @@ class Engine:
     def reset_stats(self) -> None:
         """Start the counters anew."""
         with self._lock:
+            self._gain(0)
             self._counters.reset()
 
     def close(self) -> None:
@@ -178,8 +187,11 @@ class Engine:
         # Versions are compared when the device memory is given up: a change before the copy, or
         # during it, is seen there, and the storage stays.
         nbytes = 0
+        spans = []
         for storage in storages:
-            storage.offset = nbytes
+            spans.append(
+                (nbytes, storage.link_bytes, storage.link_dtype, storage.size, storage.stride)
+            )
             nbytes += aligned(storage.link_bytes)
         link = group.link
         block = link.pool.allocate(nbytes)
@@ -187,16 +199,18 @@ class Engine:
             self._warn_of_host_memory(group, nbytes)
             return False
         group.stream = stream = link.transfer.compute_stream()
-        sources = [storage.whole() for storage in storages]
         # Narrowed on the compute stream: on the transfer stream the kernels would wait for room
         # among compute's, and the copies behind them.
         sources = [
-            upper_halves(source) if storage.narrow else source
-            for storage, source in zip(storages, sources, strict=True)
+            upper_halves(storage.original()) if storage.narrow else storage.original()
+            for storage in storages
         ]
+        hosts = block.tensors(tuple(spans))
+        for storage, host in zip(storages, hosts, strict=True):
+            storage.host = host
         with _range("offload", group):
             fence = link.transfer.offload(
-                _moves(storages, sources, block), stream=stream, after=block.fences
+                list(zip(sources, hosts, strict=True)), stream=stream, after=block.fences
             )
         block.fences = (fence,)
         group.block = block
@@ -219,23 +233,37 @@ class Engine:
             raise group.impossible(asked="a reload without host bytes")
         storages = [storage for storage in group.live_storages() if storage.aliases is None]
         transfer = group.link.transfer
+        device = transfer.device
         # The stream of the forward owns the memory, whichever thread prefetches: what backward
         # frees there is reused there, in order.
         with transfer.on(group.stream):
-            targets = [_target(storage, transfer.device) for storage in storages]
+            targets = [
+                torch.empty_strided(
+                    storage.size, storage.stride, dtype=storage.dtype, device=device
+                )
+                for storage in storages
+            ]
+        hosts = [storage.host for storage in storages]
         with _range("reload", group):
             fence = transfer.reload(
-                _moves(storages, targets, block), stream=group.stream, after=block.fences
+                list(zip(targets, hosts, strict=True)), stream=group.stream, after=block.fences
             )
         for storage, target in zip(storages, targets, strict=True):
-            storage.flat = target
+            storage.reloaded = target
+            storage.host = ()
         # The bytes may be given to another group at once: its copy is ordered behind this one.
         block.fences = (fence,)
         group.block = None
         group.copy = Copy(transfer, group.stream, fence, targets)
         group.move_to(GroupState.RELOADING)
-        self._counters.reloaded_bytes += sum(storage.link_bytes for storage in storages)
-        self._counters.gain(group.device_bytes)
+        self._counters.reloaded_bytes += sum([storage.link_bytes for storage in storages])
+        self._gain(group.device_bytes)
+
+    def _gain(self, nbytes: int) -> None:
+        forgotten = self._forgotten
+        while forgotten:
+            self._counters.lose(forgotten.popleft())
+        self._counters.gain(nbytes)
 
     def _warn_of_host_memory(self, group: Group, nbytes: int) -> None:
         if self._warned:
@@ -248,19 +276,6 @@ class Engine:
             RuntimeWarning,
             stacklevel=2,
         )
-
-
-def _target(storage: SavedStorage, device: torch.device) -> torch.Tensor:
-    dtype = storage.dtype
-    return torch.empty(storage.nbytes // dtype.itemsize, dtype=dtype, device=device)
-
-
-def _moves(
-    storages: Sequence[SavedStorage], tensors: Sequence[torch.Tensor], block: HostBlock
-) -> list[Move]:
-    """Give each flat device tensor its place in the block."""
-    spans = tuple([(s.offset, s.link_bytes, s.link_dtype) for s in storages])
-    return [Move(tensor, host) for tensor, host in zip(tensors, block.tensors(spans), strict=True)]
 
 
 def _range(verb: str, group: Group) -> Any:

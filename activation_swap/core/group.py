@@ -1,4 +1,4 @@
-"""What one attention call saved: its storages, their handles, and the state they share."""
+"""The storages that one attention call saved, and the state they share."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-import torch
-
 from activation_swap.errors import Reason
 
 if TYPE_CHECKING:
     from activation_swap.core.engine import Engine
     from activation_swap.core.link import Link
     from activation_swap.core.pinned_pool import HostBlock
+    from activation_swap.core.saved_storage import SavedStorage
     from activation_swap.core.transfer import Copy
 
-__all__ = ["Group", "GroupState", "KeptTensor", "Origin", "PackedTensor", "SavedStorage", "unpack"]
+__all__ = ["Group", "GroupState"]
 
 
 class GroupState(Enum):
@@ -32,6 +31,9 @@ class GroupState(Enum):
     """On the host alone."""
     RELOADING = auto()
     """On the host; the H2D copy is launched, and compute is not yet ordered after it."""
+
+    # Members are singletons. Enum's own hash is Python code, and every step asks for it twice.
+    __hash__ = object.__hash__
 
 
 _NEXT = {
@@ -116,156 +118,12 @@ class Group:
         """Return the storages that the graph still needs."""
         return [storage for known in self.storages if (storage := known()) is not None]
 
+    def drop_host_bytes(self) -> None:
+        """Give the block back to its pool: another group may have the bytes, behind its fences."""
+        self.block = None
+        for storage in self.live_storages():
+            storage.host = ()
+
     def __del__(self) -> None:
+        # Runs in whichever thread drops the graph, maybe inside of another engine's lock.
         self.engine.forget(self)
-
-
-class SavedStorage:
-    """One device storage that the graph needs in backward, however often it was saved.
-
-    Attributes:
-        group: The group it moves with.
-        nbytes: Bytes on the device.
-        dtype: Of the flat forms: that of the first save, or ``uint8`` where its size does not fit.
-        narrow: Whether it crosses the link as the upper halves of its fp32 elements.
-        link_bytes: Bytes that cross the link.
-        link_dtype: Of the flat tensor that crosses the link.
-        aliases: One (detached alias, version at save) per save while the original is on the
-            device, ``None`` once it was given up. An alias, never the saved tensor: a node's own
-            output would keep its graph alive for good. Autograd stops comparing versions once
-            hooks are on, so that the handles do.
-        flat: The reloaded data as a flat tensor, ``None`` before.
-        offset: First byte in the group's host block.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "aliases",
-        "dtype",
-        "flat",
-        "group",
-        "link_bytes",
-        "link_dtype",
-        "narrow",
-        "nbytes",
-        "offset",
-    )
-
-    def __init__(self, group: Group, nbytes: int, dtype: torch.dtype, *, narrow: bool) -> None:
-        self.group = group
-        self.nbytes = nbytes
-        self.dtype = dtype if nbytes % dtype.itemsize == 0 else torch.uint8
-        self.narrow = narrow
-        self.link_bytes = nbytes // 2 if narrow else nbytes
-        self.link_dtype = torch.bfloat16 if narrow else self.dtype
-        self.aliases: list[tuple[torch.Tensor, int]] | None = []
-        self.flat: torch.Tensor | None = None
-        self.offset = 0
-
-    def unchanged(self) -> bool:
-        """Whether no save's tensor was changed in place since it was saved."""
-        changed = [alias for alias, version in self.aliases or () if alias._version != version]
-        return not changed
-
-    def whole(self) -> torch.Tensor:
-        """Return the original storage as a flat tensor that shares its memory."""
-        if not self.aliases:
-            raise self.group.impossible(asked="a copy of a storage that was given up")
-        alias, _ = self.aliases[0]
-        if alias.dtype is self.dtype:
-            if alias.is_contiguous() and alias.numel() * alias.itemsize == self.nbytes:
-                return alias.view(-1)
-            return alias.as_strided((self.nbytes // alias.itemsize,), (1,), 0)
-        return torch.empty(0, dtype=torch.uint8, device=alias.device).set_(alias.untyped_storage())
-
-
-class PackedTensor:
-    """What autograd holds in place of a tensor that may be on the host."""
-
-    __slots__ = ("_dtype", "_index", "_offset", "_size", "_storage", "_stride")
-
-    def __init__(self, storage: SavedStorage, tensor: torch.Tensor) -> None:
-        aliases = storage.aliases
-        self._storage = storage
-        self._dtype = tensor.dtype
-        self._size = tensor.size()
-        self._stride = tensor.stride()
-        self._offset = tensor.storage_offset()
-        if aliases is not None:
-            self._index = len(aliases)
-            aliases.append((tensor.detach(), tensor._version))
-
-    def unpack(self) -> torch.Tensor:
-        """Return the tensor with its own size, stride and offset. Repeatable, on any thread.
-
-        Raises:
-            InPlaceChangeError: The tensor was changed in place before its copy was complete.
-        """
-        storage = self._storage
-        group = storage.group
-        if group.armed:
-            group.engine.begin_backward(group)
-        aliases = storage.aliases
-        if aliases is not None:
-            alias, version = aliases[self._index]
-            if alias._version != version:
-                raise _changed_in_place(group.fqn, alias)
-            return alias
-        flat = storage.flat
-        if flat is None:
-            raise group.impossible(asked="unpack")
-        if flat.dtype is not self._dtype:
-            # Another dtype than the storage's first save: a reinterpreting view of it.
-            flat = flat.view(self._dtype)
-        return flat.as_strided(self._size, self._stride, self._offset)
-
-
-class Origin:
-    """Where the kept tensors of one attention call come from.
-
-    The group is known weakly: it lives for its storages, and a kept tensor is none of them.
-    """
-
-    __slots__ = ("fqn", "group")
-
-    def __init__(self, group: Group) -> None:
-        self.fqn = group.fqn
-        self.group = ref(group)
-
-
-class KeptTensor:
-    """What autograd holds in place of a tensor that stays on the device."""
-
-    __slots__ = ("_alias", "_origin", "_version")
-
-    def __init__(self, origin: Origin, alias: torch.Tensor, version: int) -> None:
-        self._origin = origin
-        self._alias = alias
-        self._version = version
-
-    def unpack(self) -> torch.Tensor:
-        """Return an alias of the saved tensor.
-
-        Raises:
-            InPlaceChangeError: The tensor was changed in place since it was saved.
-        """
-        group = self._origin.group()
-        if group is not None and group.armed:
-            group.engine.begin_backward(group)
-        alias = self._alias
-        if alias._version != self._version:
-            raise _changed_in_place(self._origin.fqn, alias)
-        return alias
-
-
-def unpack(packed: Any) -> Any:
-    """Give autograd back what one of the ``pack`` hooks took: the unpack hook."""
-    return packed.unpack()
-
-
-def _changed_in_place(fqn: str, alias: torch.Tensor) -> Exception:
-    shape = ", ".join(map(str, alias.size()))
-    return Reason.SAVED_TENSOR_CHANGED.error(
-        where=fqn,
-        found=f"{str(alias.dtype).removeprefix('torch.')}[{shape}] at version {alias._version}",
-    )

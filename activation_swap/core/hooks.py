@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from activation_swap._stats import KeepReason
-from activation_swap.core.group import Group, unpack
+from activation_swap.core.group import Group
 from activation_swap.core.guard import (
     check_call,
     check_recompute_flag,
     check_result,
     shallow_copy_error,
 )
+from activation_swap.core.packed_tensor import unpack
 from activation_swap.core.recorder import Recorder
 from activation_swap.core.torch_private import (
     pop_saved_tensor_hooks,
@@ -88,7 +89,8 @@ class Tracer:
         check_recompute_flag(site)
         if not torch.is_grad_enabled() or index not in self._recorded:
             return
-        if module is not site.module():
+        expected = site.module()
+        if expected is None or module is not expected:
             raise shallow_copy_error(site, module)
         recorders = self._open.recorders
         if recorders and not self.close_interrupted():
@@ -105,7 +107,7 @@ class Tracer:
         group = Group(
             self._engine, fqn=site.fqn, order=index, link=link, previous=admission.previous
         )
-        recorder = Recorder(group, self._policy, (args, kwargs))
+        recorder = Recorder(group, self._policy, module, (args, kwargs))
         # An interrupt may come between any two lines: hooks without a recorder could not be mended.
         recorders.append(recorder)
         try:

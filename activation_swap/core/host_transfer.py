@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from activation_swap.core.torch_private import copy_all
-from activation_swap.core.transfer import Fence, inward, outward
+from activation_swap.core.transfer import Fence, pair
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -53,7 +53,8 @@ class HostTransfer:
         after: Iterable[Fence],  # noqa: ARG002 - complete by construction
     ) -> Fence:
         """Copy each device tensor into its host tensors."""
-        copy_all(*outward(moves))
+        hosts, devices = pair(moves)
+        copy_all(hosts, devices)
         return Fence("d2h", next(self._sequence), None)
 
     def reload(
@@ -64,7 +65,8 @@ class HostTransfer:
         after: Iterable[Fence],  # noqa: ARG002 - complete by construction
     ) -> Fence:
         """Copy each device tensor from its host tensors."""
-        copy_all(*inward(moves))
+        hosts, devices = pair(moves)
+        copy_all(devices, hosts)
         return Fence("h2d", next(self._sequence), None)
 
     def wait(self, stream: None, fence: Fence) -> None:

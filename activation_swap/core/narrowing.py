@@ -8,21 +8,20 @@ import torch
 
 from activation_swap.core.torch_private import input_dtype_of_cast
 
-__all__ = ["is_upcast", "upper_halves", "worth_narrowing"]
+__all__ = ["is_upcast", "narrow_from", "upper_halves"]
 
 _NARROW_FROM = 16
 """In units of ``min_bytes``: below, the kernels' launch costs more time than the copy saves."""
 _UPPER_HALF = 1 if sys.byteorder == "little" else 0
 
 
-def worth_narrowing(nbytes: int, *, min_bytes: int) -> bool:
-    """Whether half of a fp32 storage's bytes are worth two more kernels.
+def narrow_from(min_bytes: int) -> int:
+    """Return the size in bytes from which half of a fp32 storage is worth two more kernels.
 
     Args:
-        nbytes: Of the storage.
         min_bytes: Of the policy: what is worth a copy at all.
     """
-    return nbytes >= _NARROW_FROM * min_bytes
+    return _NARROW_FROM * min_bytes
 
 
 def is_upcast(tensor: torch.Tensor) -> bool:
@@ -40,6 +39,6 @@ def is_upcast(tensor: torch.Tensor) -> bool:
     )
 
 
-def upper_halves(flat: torch.Tensor) -> torch.Tensor:
-    """Return the upper halves of ``flat`` fp32[n] as bf16[n]: no arithmetic, any NaN."""
-    return flat.view(torch.bfloat16)[_UPPER_HALF::2].contiguous()
+def upper_halves(wide: torch.Tensor) -> torch.Tensor:
+    """Return the upper halves of a contiguous fp32 tensor as bf16: no arithmetic, any NaN."""
+    return wide.view(torch.bfloat16)[..., _UPPER_HALF::2].contiguous()

@@ -24,8 +24,8 @@ _MAX_VIEWS = 1024
 
 Piece = tuple[int, int, int]
 """(slab index, first byte, byte after the last)."""
-Span = tuple[int, int, torch.dtype]
-"""(first byte in the block, number of bytes, dtype of the flat tensor)."""
+Span = tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...]]
+"""(first byte in the block, number of bytes; dtype, size and stride of the tensor there)."""
 
 
 def aligned(nbytes: int) -> int:
@@ -60,7 +60,7 @@ class HostBlock:
         self.fences = fences
 
     def tensors(self, spans: tuple[Span, ...]) -> tuple[tuple[torch.Tensor, ...], ...]:
-        """Return each span as ``dtype[n]``, in several tensors where it is cut.
+        """Return each span as a tensor of its form, or as several flat ones where it is cut.
 
         Steps repeat, and so do the places of their blocks: making the tensors anew each time would
         cost more than looking them up.
@@ -76,7 +76,14 @@ class HostBlock:
                 cache[key] = found
         return found
 
-    def _cut(self, start: int, nbytes: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    def _cut(
+        self,
+        start: int,
+        nbytes: int,
+        dtype: torch.dtype,
+        size: tuple[int, ...],
+        stride: tuple[int, ...],
+    ) -> tuple[torch.Tensor, ...]:
         stop = start + nbytes
         found: list[torch.Tensor] = []
         position = 0
@@ -87,7 +94,8 @@ class HostBlock:
                 found.append(slab[begin : begin + high - low])
             position += last - first
         # Pieces begin and end on multiples of the alignment, and so on whole elements.
-        return tuple(piece.view(dtype) for piece in found)
+        flat = tuple(piece.view(dtype) for piece in found)
+        return (flat[0].as_strided(size, stride),) if len(flat) == 1 else flat
 
     def __del__(self) -> None:
         self._pool.give_back(self._pieces, self.fences)

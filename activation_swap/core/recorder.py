@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from activation_swap._stats import KeepReason
-from activation_swap.core.group import KeptTensor, Origin, PackedTensor, SavedStorage
-from activation_swap.core.narrowing import is_upcast, worth_narrowing
+from activation_swap.core.narrowing import is_upcast, narrow_from
+from activation_swap.core.packed_tensor import KeptTensor, Origin, PackedTensor
+from activation_swap.core.saved_storage import SavedStorage
 from activation_swap.core.torch_private import (
     base_of,
     is_parameter_cast,
@@ -19,6 +21,8 @@ from activation_swap.core.torch_private import (
 from activation_swap.core.wrapped_tensor import WrappedTensor
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from activation_swap._config import SwapPolicy
     from activation_swap.core.group import Group
 
@@ -42,8 +46,10 @@ class Recorder:
     Args:
         group: The group to record into.
         policy: What may move.
-        arguments: The call's arguments, positional and by keyword, to tell tensors that belong to
-            the caller.
+        module: The attention, whose parameters and buffers stay where they are.
+        arguments: The call's arguments, positional and by keyword: those that need no gradient
+            (cos, sin, mask, positions) stay, too. Every layer saves them, and their owner is
+            outside: moving them frees nothing.
     """
 
     __slots__ = (
@@ -51,30 +57,38 @@ class Recorder:
         "_autocast",
         "_borrowed",
         "_device",
+        "_kept",
         "_known",
         "_min_bytes",
+        "_min_coverage",
+        "_module",
+        "_narrow_from",
         "_origin",
-        "_policy",
-        "_seen",
+        "_owned",
         "group",
         "kept_bytes",
         "storages",
     )
 
-    def __init__(self, group: Group, policy: SwapPolicy, arguments: tuple[Any, ...]) -> None:
+    def __init__(
+        self, group: Group, policy: SwapPolicy, module: nn.Module, arguments: tuple[Any, ...]
+    ) -> None:
         self.group = group
-        self._origin = Origin(group)
         self.storages: list[SavedStorage] = []
         self.kept_bytes: dict[KeepReason, int] = {}
-        self._policy = policy
+        self._origin = Origin(group)
         # An empty storage has no address.
         self._min_bytes = max(1, policy.min_bytes)
+        self._min_coverage = policy.min_coverage
+        self._narrow_from = narrow_from(self._min_bytes) if policy.narrow else None
+        self._module: nn.Module | None = module
         self._arguments = arguments
         self._borrowed: set[int] | None = None
+        self._owned: set[int] | None = None
         self._device = group.link.transfer.device
         self._autocast = torch.is_autocast_enabled(self._device.type)
         self._known: dict[int, SavedStorage] = {}
-        self._seen: dict[int, KeptTensor] = {}
+        self._kept: dict[int, KeptTensor] = {}
 
     def pack(
         self, tensor: torch.Tensor, *, parameter: bool | None = None
@@ -95,87 +109,98 @@ class Recorder:
         storage = tensor.untyped_storage()
         nbytes = storage.nbytes()
         address = storage.data_ptr()
+        saved = self._known.get(address)
+        if saved is not None and saved.nbytes == nbytes:
+            return PackedTensor(saved, tensor)
+        # What holds a storage holds all of it: one reason to keep it is enough.
+        if address in self._kept:
+            return KeptTensor(self._origin, tensor)
         if nbytes < self._min_bytes:
             reason = KeepReason.SMALL
         else:
-            saved = self._known.get(address)
-            if saved is not None and saved.nbytes == nbytes:
-                return PackedTensor(saved, tensor)
             why = self._reason_to_keep(tensor, nbytes, address, parameter=parameter)
             if why is None:
                 saved = SavedStorage(
-                    self.group, nbytes, tensor.dtype, narrow=self._may_narrow(tensor, nbytes)
+                    self.group, tensor, nbytes, narrow=self._may_narrow(tensor, nbytes)
                 )
                 self._known[address] = saved
                 self.storages.append(saved)
                 return PackedTensor(saved, tensor)
             reason = why
-        kept = KeptTensor(self._origin, tensor.detach(), tensor._version)
-        if address not in self._seen:
-            self._seen[address] = kept
-            self.kept_bytes[reason] = self.kept_bytes.get(reason, 0) + nbytes
+        kept = self._kept[address] = KeptTensor(self._origin, tensor)
+        self.kept_bytes[reason] = self.kept_bytes.get(reason, 0) + nbytes
         return kept
 
     def close(self) -> None:
         """Let go of everything: autograd keeps the pack hook, and this object, with the graph."""
         del self.group
+        self._module = None
         self._arguments = ()
         self._borrowed = None
         self.storages = []
         self._known = {}
-        self._seen = {}
+        self._kept = {}
 
     def _may_narrow(self, tensor: torch.Tensor, nbytes: int) -> bool:
         return (
             tensor.dtype is torch.float32
-            and self._policy.narrow
-            and worth_narrowing(nbytes, min_bytes=self._min_bytes)
-            and tensor.numel() * tensor.itemsize == nbytes
+            and self._narrow_from is not None
+            and nbytes >= self._narrow_from
+            and tensor.nbytes == nbytes
+            and tensor.is_contiguous()
             and is_upcast(tensor)
         )
 
     def _reason_to_keep(
         self, tensor: torch.Tensor, nbytes: int, address: int, *, parameter: bool | None
     ) -> KeepReason | None:
-        if parameter or (parameter is None and self._is_parameter(tensor)):
+        base = base_of(tensor)
+        root = tensor if base is None else base
+        if parameter or (parameter is None and self._is_parameter(tensor, root)):
             return KeepReason.PARAMETER
         if tensor.device != self._device:
             return KeepReason.OTHER_DEVICE
         if tensor.dtype not in _MOVABLE or tensor.is_neg():
             return KeepReason.UNSUPPORTED
+        needed = self._min_coverage * nbytes
+        if tensor.nbytes < needed and _span_bytes(tensor) < needed:
+            return KeepReason.PARTIAL_VIEW
+        # Only what no operation of the graph has computed can live longer than the graph.
+        return self._owner_elsewhere(tensor, address) if root.is_leaf else None
+
+    def _owner_elsewhere(self, tensor: torch.Tensor, address: int) -> KeepReason | None:
         if not tensor.requires_grad and address in self._borrowed_addresses():
             return KeepReason.ARGUMENT
-        needed = self._policy.min_coverage * nbytes
-        if tensor.numel() * tensor.itemsize < needed and _span_bytes(tensor) < needed:
-            return KeepReason.PARTIAL_VIEW
-        return None
+        return KeepReason.PARAMETER if address in self._owned_addresses() else None
 
-    def _is_parameter(self, tensor: torch.Tensor) -> bool:
-        base = base_of(tensor)
-        kind = type(tensor if base is None else base)
+    def _is_parameter(self, tensor: torch.Tensor, root: torch.Tensor) -> bool:
+        kind = type(root)
         if kind is nn.Parameter or type(tensor) is nn.Parameter:
             return True
         # `isinstance` runs Python code for Parameter, and a plain tensor never is one.
-        if kind is not torch.Tensor and isinstance(tensor if base is None else base, nn.Parameter):
+        if kind is not torch.Tensor and isinstance(root, nn.Parameter):
             return True
         # Autocast's copy of a trainable weight lives in its cache: moving it frees nothing. That
         # of a frozen weight is made for this call alone, and moves like any other saved tensor.
-        return self._autocast and is_parameter_cast(tensor if base is None else base)
+        return self._autocast and is_parameter_cast(root)
 
     def _borrowed_addresses(self) -> set[int]:
-        """Return the storages of the arguments that need no gradient: cos, sin, mask, positions.
-
-        Every layer saves them, and their owner is outside: moving them frees nothing.
-        """
         if self._borrowed is None:
-            self._borrowed = {
-                tensor.untyped_storage().data_ptr()
-                for tensor in _tensors(self._arguments)
-                if type(tensor) in _PLAIN
-                and tensor.layout is torch.strided
-                and not tensor.requires_grad
-            }
+            self._borrowed = _addresses(
+                tensor for tensor in _tensors(self._arguments) if not tensor.requires_grad
+            )
         return self._borrowed
+
+    def _owned_addresses(self) -> set[int]:
+        # Read inside of the call: FSDP2 gathers parameters into new storages just before it.
+        if self._owned is None:
+            module = self._module
+            self._owned = (
+                set()
+                if module is None
+                else _addresses(chain(module.parameters(), module.buffers()))
+            )
+        return self._owned
 
     def _pack_special(
         self, tensor: torch.Tensor, *, parameter: bool | None
@@ -186,13 +211,21 @@ class Recorder:
         if is_traceable_wrapper_subclass(tensor):
             # The local tensors of a DTensor, say: sizes and bytes are theirs, not the global ones.
             if parameter is None:
-                parameter = self._is_parameter(tensor)
+                base = base_of(tensor)
+                parameter = self._is_parameter(tensor, tensor if base is None else base)
             return WrappedTensor(tensor, lambda inner: self.pack(inner, parameter=parameter))
-        kept = KeptTensor(self._origin, tensor.detach(), tensor._version)
         nbytes = tensor.numel() * tensor.itemsize
         reason = KeepReason.UNSUPPORTED
         self.kept_bytes[reason] = self.kept_bytes.get(reason, 0) + nbytes
-        return kept
+        return KeptTensor(self._origin, tensor)
+
+
+def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
+    return {
+        tensor.untyped_storage().data_ptr()
+        for tensor in tensors
+        if type(tensor) in _PLAIN and tensor.layout is torch.strided
+    }
 
 
 def _span_bytes(tensor: torch.Tensor) -> int:

@@ -108,8 +108,8 @@ class RecordingTransfer:
 
     def offload(self, moves: Sequence[Move], *, stream: str, after: Iterable[Fence]) -> Fence:
         """Copy out at once, and record what the copies were launched behind."""
-        reads = tuple(self._watch(move.device, stream) for move in moves)
-        writes = tuple(_piece(piece) for move in moves for piece in move.host)
+        reads = tuple(self._watch(tensor, stream) for tensor, _ in moves)
+        writes = tuple(_piece(piece) for _, host in moves for piece in host)
         with self._copying():
             fence = self._host.offload(moves, stream=None, after=())
         record = Record(
@@ -120,8 +120,8 @@ class RecordingTransfer:
 
     def reload(self, moves: Sequence[Move], *, stream: str, after: Iterable[Fence]) -> Fence:
         """Copy in at once, and record what the copies were launched behind."""
-        reads = tuple(_piece(piece) for move in moves for piece in move.host)
-        writes = tuple(self._watch(move.device, stream) for move in moves)
+        reads = tuple(_piece(piece) for _, host in moves for piece in host)
+        writes = tuple(self._watch(tensor, stream) for tensor, _ in moves)
         with self._copying():
             fence = self._host.reload(moves, stream=None, after=())
         record = Record(

@@ -43,6 +43,10 @@ _eval_frame = torch._C._dynamo.eval_frame
 push_saved_tensor_hooks = _autograd._push_saved_tensors_default_hooks
 pop_saved_tensor_hooks = _autograd._pop_saved_tensors_default_hooks
 
+# The tensor that a tensor is a differentiable view of, or None (``Tensor._base``). The descriptor's
+# own getter: a Python function around it would cost three times as much, in every pack.
+base_of: Callable[[torch.Tensor], torch.Tensor | None] = vars(torch._C.TensorBase)["_base"].__get__
+
 
 def top_saved_tensor_hooks() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
     """Return the innermost active (pack, unpack) pair of this thread, or ``None`` (2.8+)."""
@@ -71,12 +75,6 @@ def compiled_call(*modules: nn.Module) -> bool:
         if module._compiled_call_impl is not None:
             return True
     return False
-
-
-def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the tensor that ``tensor`` is a differentiable view of, or ``None``."""
-    base: torch.Tensor | None = tensor._base
-    return base
 
 
 def input_dtype_of_cast(tensor: torch.Tensor) -> torch.dtype | None:

@@ -2,47 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Copy", "Fence", "Move", "Transfer", "inward", "merge_fences", "outward"]
+__all__ = ["Copy", "Fence", "Move", "Transfer", "merge_fences", "pair"]
 
 
-class Move(NamedTuple):
-    """One storage's way over the link, in either direction.
+Move = tuple[torch.Tensor, tuple[torch.Tensor, ...]]
+"""One storage's way over the link, in either direction: (device, host).
 
-    Attributes:
-        device: All of the storage on the device, flat; on the way out what travels of it.
-        host: Its host bytes, flat: one tensor, or several where they are cut over pieces. Of the
-            dtype of ``device``, or bf16 for a fp32 storage that comes back from its upper halves.
-    """
+``device`` is all of the storage on the device; on the way out what travels of it. ``host`` is one
+tensor of the same size and stride, or several flat ones where its bytes are cut over pieces. Its
+dtype is that of ``device``, or bf16 for a fp32 storage that comes back from its upper halves: a
+copy from bf16 to fp32 widens on the device, and is exact, a shift by 16 bits.
 
-    device: torch.Tensor
-    host: tuple[torch.Tensor, ...]
-
-
-def outward(moves: Iterable[Move]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the targets and the sources of the copies that carry ``moves`` to the host."""
-    return _cut_alike(moves)
+A plain tuple: some twenty are made for each attention.
+"""
 
 
-def inward(moves: Iterable[Move]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the targets and the sources of the copies that carry ``moves`` to the device.
-
-    A copy from bf16 to fp32 widens on the device, and is exact: a shift by 16 bits. Those come
-    last: the others do not wait for their kernels.
-    """
-    sources, targets = _cut_alike(
-        sorted(moves, key=lambda move: move.host[0].dtype is not move.device.dtype)
-    )
-    return targets, sources
-
-
-def _cut_alike(moves: Iterable[Move]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def pair(moves: Iterable[Move]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return host and device tensors in pairs, each device tensor cut where its host bytes are."""
     hosts: list[torch.Tensor] = []
     devices: list[torch.Tensor] = []
@@ -51,7 +33,9 @@ def _cut_alike(moves: Iterable[Move]) -> tuple[list[torch.Tensor], list[torch.Te
         if len(host) == 1:
             devices.append(device)
         else:
-            devices += torch.split(device, [piece.numel() for piece in host])
+            # It has no gaps, and this is the order of its bytes.
+            flat = device.as_strided((device.numel(),), (1,))
+            devices += torch.split(flat, [piece.numel() for piece in host])
     return hosts, devices
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from activation_swap.core.narrowing import worth_narrowing
+from activation_swap.core.narrowing import narrow_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +59,7 @@ class AttentionBytes:
         for on_device, on_link in _per_token(shape):
             nbytes = tokens * on_device
             if nbytes >= min_bytes:
-                narrow = worth_narrowing(nbytes, min_bytes=min_bytes)
+                narrow = nbytes >= narrow_from(min_bytes)
                 device += nbytes
                 link += tokens * on_link if narrow else nbytes
         return cls(device=device, link=link)

@@ -40,17 +40,17 @@ def pool_of(
 
 
 def cut(block: HostBlock, start: int, nbytes: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    (pieces,) = block.tensors(((start, nbytes, dtype),))
+    (pieces,) = block.tensors(((start, nbytes, dtype, (nbytes // dtype.itemsize,), (1,)),))
     return pieces
 
 
 def write(block: HostBlock, value: int) -> None:
-    for piece in block.tensors(((0, block.nbytes, torch.uint8),))[0]:
+    for piece in cut(block, 0, block.nbytes, torch.uint8):
         piece.fill_(value)
 
 
 def holds(block: HostBlock, value: int) -> bool:
-    pieces = block.tensors(((0, block.nbytes, torch.uint8),))[0]
+    pieces = cut(block, 0, block.nbytes, torch.uint8)
     return sum(p.numel() for p in pieces) == block.nbytes and all(
         bool((piece == value).all()) for piece in pieces
     )
@@ -96,11 +96,12 @@ def test_a_block_may_lie_over_several_slabs() -> None:
     assert first is not None
     assert block is not None
     assert pool.reserved_bytes == 3 * SLAB
-    pieces = block.tensors(((0, block.nbytes, torch.float32),))[0]
+    pieces = cut(block, 0, block.nbytes, torch.float32)
     assert [piece.dtype for piece in pieces] == [torch.float32] * 3
-    (whole,) = block.tensors(((0, 64, torch.float32),))[0]
+    (whole,) = block.tensors(((0, 64, torch.float32, (2, 8), (1, 2)),))[0]
     assert whole.dtype is torch.float32
-    assert whole.numel() == 16
+    assert whole.size() == (2, 8)
+    assert whole.stride() == (1, 2)
 
 
 def test_reused_bytes_carry_the_fences_of_their_last_copies() -> None:

@@ -112,8 +112,8 @@ class Stalled(AcceleratorTransfer):
             if fence.lane != self._d2h_lane:
                 self._d2h_stream.wait_event(fence.event)
         with self._d2h_stream:
-            for move in moves:
-                for piece in move.host:
+            for _, host in moves:
+                for piece in host:
                     self._overwrite(piece)
         self.copies += len(moves)
         return super().offload(moves, stream=stream, after=after)

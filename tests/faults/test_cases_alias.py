@@ -87,7 +87,7 @@ def test_c06_strides_and_offsets_are_kept(
 @pytest.mark.level0
 def test_c06_every_unpacked_tensor_has_its_own_layout() -> None:
     """Size, stride, offset, dtype and bits of each saved tensor, compared at its unpack."""
-    from activation_swap.core.group import PackedTensor
+    from activation_swap.core.packed_tensor import PackedTensor
     from activation_swap.core.recorder import Recorder
 
     model = build(attention="sdpa")

@@ -1,0 +1,122 @@
+"""What autograd holds in place of the tensors that an attention saves."""
+
+from __future__ import annotations
+
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from activation_swap.errors import Reason
+
+if TYPE_CHECKING:
+    import torch
+
+    from activation_swap.core.group import Group
+    from activation_swap.core.saved_storage import SavedStorage
+
+__all__ = ["KeptTensor", "Origin", "PackedTensor", "unpack"]
+
+unpack = methodcaller("unpack")
+"""The unpack hook: gives autograd back what one of the ``pack`` hooks took."""
+
+
+class PackedTensor:
+    """Stands for a tensor that may be on the host.
+
+    Args:
+        storage: The tensor's.
+        tensor: What is saved.
+    """
+
+    __slots__ = ("_index", "_storage", "_view")
+
+    def __init__(self, storage: SavedStorage, tensor: torch.Tensor) -> None:
+        self._storage = storage
+        size, stride, dtype = tensor.size(), tensor.stride(), tensor.dtype
+        self._view: tuple[torch.dtype, tuple[int, ...], tuple[int, ...], Any] | None = None
+        # Most saves have the form of their storage, and so are all of it.
+        if size != storage.size or stride != storage.stride or dtype is not storage.dtype:
+            self._view = (dtype, size, stride, tensor.storage_offset())
+        aliases = storage.aliases
+        if aliases is not None:
+            self._index = len(aliases)
+            aliases.append((tensor.detach(), tensor._version))
+
+    def unpack(self) -> torch.Tensor:
+        """Return the tensor with its own size, stride and offset. Repeatable, on any thread.
+
+        Raises:
+            InPlaceChangeError: The tensor was changed in place before its copy was complete.
+        """
+        storage = self._storage
+        group = storage.group
+        if group.armed:
+            group.engine.begin_backward(group)
+        aliases = storage.aliases
+        if aliases is not None:
+            alias, version = aliases[self._index]
+            if alias._version != version:
+                raise _changed_in_place(group.fqn, alias)
+            return alias
+        data = storage.reloaded
+        if data is None:
+            raise group.impossible(asked="unpack")
+        if self._view is None:
+            return data
+        dtype, size, stride, offset = self._view
+        if dtype is not data.dtype:
+            # Another dtype than the storage's first save: a reinterpreting view of all of it.
+            data = data.as_strided((data.numel(),), (1,)).view(dtype)
+        return data.as_strided(size, stride, offset)
+
+
+class Origin:
+    """Where the kept tensors of one attention call come from.
+
+    The group is known weakly: it lives for its storages, and a kept tensor is none of them.
+    """
+
+    __slots__ = ("fqn", "group")
+
+    def __init__(self, group: Group) -> None:
+        self.fqn = group.fqn
+        self.group = ref(group)
+
+
+class KeptTensor:
+    """Stands for a tensor that stays on the device.
+
+    Args:
+        origin: The call that saves it.
+        tensor: What is saved.
+    """
+
+    __slots__ = ("_alias", "_origin", "_version")
+
+    def __init__(self, origin: Origin, tensor: torch.Tensor) -> None:
+        self._origin = origin
+        # Detached: a node's own output would keep its graph alive for good.
+        self._alias = tensor.detach()
+        self._version = tensor._version
+
+    def unpack(self) -> torch.Tensor:
+        """Return an alias of the saved tensor.
+
+        Raises:
+            InPlaceChangeError: The tensor was changed in place since it was saved.
+        """
+        group = self._origin.group()
+        if group is not None and group.armed:
+            group.engine.begin_backward(group)
+        alias = self._alias
+        if alias._version != self._version:
+            raise _changed_in_place(self._origin.fqn, alias)
+        return alias
+
+
+def _changed_in_place(fqn: str, alias: torch.Tensor) -> Exception:
+    shape = ", ".join(map(str, alias.size()))
+    return Reason.SAVED_TENSOR_CHANGED.error(
+        where=fqn,
+        found=f"{str(alias.dtype).removeprefix('torch.')}[{shape}] at version {alias._version}",
+    )
