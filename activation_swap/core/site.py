@@ -10,9 +10,11 @@ from weakref import ref
 from activation_swap._config import SwapPolicy, TrainingSetup
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import nn
 
-__all__ = ["HookedSite", "Site", "SwapPlan"]
+__all__ = ["HookedSite", "Site", "SwapPlan", "spread"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,17 +91,26 @@ class SwapPlan:
     policy: SwapPolicy = field(default_factory=SwapPolicy)
 
     def recorded(self) -> frozenset[int]:
-        """Return the positions of the sites whose saved tensors are taken.
+        """Return the positions of the sites whose saved tensors are taken."""
+        return spread([site.stage for site in self.sites], self.policy.fraction)
 
-        ``policy.fraction`` of them, spread evenly; and the last of every stage, whose backward is
-        the signal that the others' is coming.
-        """
-        # Exact, so that 0.1 of 10 sites is one of them, and not none for want of a last digit.
-        share = Fraction(self.policy.fraction).limit_denominator(1000)
-        spread = {
-            order
-            for order in range(len(self.sites))
-            if (order + 1) * share // 1 > order * share // 1
-        }
-        last = {site.stage: order for order, site in enumerate(self.sites)}
-        return frozenset(spread | set(last.values()))
+
+def spread(stages: Sequence[int], fraction: float) -> frozenset[int]:
+    """Select ``fraction`` of a rank's attentions, spread evenly.
+
+    The last one of every stage is among them: its backward is the signal that the others' is
+    coming.
+
+    Args:
+        stages: The stage of each attention, in the order of the forward.
+        fraction: See :class:`~activation_swap.SwapPolicy`.
+
+    Returns:
+        Positions in ``stages``.
+    """
+    # Exact, so that 0.1 of 10 sites is one of them, and not none for want of a last digit.
+    share = Fraction(fraction).limit_denominator(1000)
+    last = {stage: order for order, stage in enumerate(stages)}
+    return frozenset(last.values()) | {
+        order for order in range(len(stages)) if (order + 1) * share // 1 > order * share // 1
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from activation_swap.core.schedule.actions import Kind, LoweredStep
@@ -14,6 +15,7 @@ from activation_swap.core.schedule.simulation import in_flight, residency
 from activation_swap.core.schedule.timeline import Interval, simulate_time
 from activation_swap.core.schedule.torch_pipelining import compute_orders
 from activation_swap.core.schedule.verbs import Keep
+from activation_swap.core.site import spread
 from activation_swap.trainer.stage_split import split_layers
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ class PipelineSetup:
         microbatches: Microbatches per step.
         layers: Decoder layers of the model.
         attention: Bytes of one attention of one microbatch.
+        fraction: Part of the attentions that moves, as in ``SwapPolicy``.
         other_bytes: What else one layer of one microbatch keeps on the device for backward.
         link_bytes_per_second: Rate of the link in each direction while both are in use.
         step_seconds: Time of a step without the swap, or ``None`` when it is not known.
@@ -60,6 +63,7 @@ class PipelineSetup:
     microbatches: int
     layers: int
     attention: AttentionBytes
+    fraction: float = 1.0
     other_bytes: int = 0
     link_bytes_per_second: float
     step_seconds: float | None = None
@@ -155,13 +159,42 @@ def plan_pipeline(setup: PipelineSetup) -> PipelinePlan:
     intervals = simulate_time(orders, lambda action: _duration(action, layers))
     makespan = max(steps[-1].end for steps in intervals.values())
     copy_seconds = setup.attention.link / setup.link_bytes_per_second
+    moving: dict[int, list[int]] = {}
+    for order in orders.values():
+        moving |= _moving_layers(order, layers, setup.fraction)
+    closest = min(_spacing(moving[stage], count) for stage, count in layers.items() if count)
     ranks = tuple(
         _plan_rank(
-            rank, order, layers=layers, setup=setup, intervals=intervals[rank], makespan=makespan
+            rank,
+            order,
+            layers=layers,
+            moving=moving,
+            setup=setup,
+            intervals=intervals[rank],
+            makespan=makespan,
         )
         for rank, order in sorted(orders.items())
     )
-    return PipelinePlan(setup=setup, hiding_step_seconds=copy_seconds * makespan, ranks=ranks)
+    return PipelinePlan(
+        setup=setup, hiding_step_seconds=copy_seconds * makespan / closest, ranks=ranks
+    )
+
+
+def _moving_layers(
+    order: ComputeOrder, layers: Mapping[int, int], fraction: float
+) -> dict[int, list[int]]:
+    """Return the layers of a rank whose attention moves, by stage."""
+    own = sorted({member.stage for step in order for member in step.members})
+    stages = [stage for stage in own for _ in range(layers[stage])]
+    moving: dict[int, list[int]] = {stage: [] for stage in own}
+    for number in sorted(spread(stages, fraction)):
+        moving[stages[number]].append(number)
+    return moving
+
+
+def _spacing(moving: Sequence[int], layers: int) -> int:
+    """Return the fewest layers from one moving attention to the next: a copy runs beside them."""
+    return min((after - before for before, after in pairwise(moving)), default=layers)
 
 
 def _duration(action: Action, layers: Mapping[int, int]) -> float:
@@ -173,26 +206,31 @@ def _plan_rank(
     order: ComputeOrder,
     *,
     layers: Mapping[int, int],
+    moving: Mapping[int, Sequence[int]],
     setup: PipelineSetup,
     intervals: Sequence[Interval],
     makespan: float,
 ) -> RankPlan:
     chunks = find_chunks(order)
     steps = len(order)
-    keeps = decide(chunks, attentions=layers, steps=steps)
+    counts = {stage: len(numbers) for stage, numbers in moving.items()}
+    keeps = decide(chunks, attentions=counts, steps=steps)
     without = in_flight(chunks, weights=layers, steps=steps)
-    planned = residency(chunks, keeps, attentions=layers, steps=steps)
+    spared = in_flight(chunks, weights=counts, steps=steps)
+    resident = residency(chunks, keeps, attentions=counts, steps=steps)
+    planned = [a - b + c for a, b, c in zip(without, spared, resident, strict=True)]
     ones = dict.fromkeys(layers, 1)
     peak_none = _peak_bytes(without, without, setup)
     peak = _peak_bytes(planned, without, setup)
-    counts = Counter(keeps.values())
-    moved = list(_moved_groups(chunks, keeps, layers))
+    chosen = Counter(keeps.values())
+    moved = list(_moved_groups(chunks, keeps, counts))
+    spacing = {stage: _spacing(numbers, layers[stage]) for stage, numbers in moving.items()}
     return RankPlan(
         rank=rank,
         layers={stage: layers[stage] for stage in sorted({c.key.stage for c in chunks})},
-        moved_chunks=counts[Keep.NOTHING],
-        moved_but_tail_chunks=counts[Keep.TAIL],
-        kept_chunks=counts[Keep.ALL],
+        moved_chunks=chosen[Keep.NOTHING],
+        moved_but_tail_chunks=chosen[Keep.TAIL],
+        kept_chunks=chosen[Keep.ALL],
         chunks_in_flight_peak=max(in_flight(chunks, weights=ones, steps=steps)),
         resident_groups_peak_none=max(without),
         resident_groups_peak=max(planned),
@@ -201,7 +239,7 @@ def _plan_rank(
         saved_bytes_at_peak=peak_none - peak,
         offloaded_bytes_per_step=setup.attention.link * sum(count for _, count in moved),
         busy=sum(interval.end - interval.begin for interval in intervals) / makespan,
-        link=_plan_link(moved, setup=setup, makespan=makespan),
+        link=_plan_link(moved, spacing=spacing, setup=setup, makespan=makespan),
         resident_groups_none=tuple(without),
         resident_groups=tuple(planned),
         steps=lower(order, chunks, keeps),
@@ -217,22 +255,26 @@ def _peak_bytes(groups: Sequence[int], flight: Sequence[int], setup: PipelineSet
 
 
 def _moved_groups(
-    chunks: Sequence[Chunk], keeps: Mapping[GroupKey, Keep], layers: Mapping[int, int]
+    chunks: Sequence[Chunk], keeps: Mapping[GroupKey, Keep], counts: Mapping[int, int]
 ) -> Iterator[tuple[Chunk, int]]:
     """Every chunk with the number of its attention groups that cross the link."""
     for chunk in chunks:
-        count, keep = layers[chunk.key.stage], keeps[chunk.key]
+        count, keep = counts[chunk.key.stage], keeps[chunk.key]
         staying = {Keep.NOTHING: 0, Keep.TAIL: 1, Keep.ALL: count}[keep]
         yield chunk, count - staying
 
 
 def _plan_link(
-    moved: Sequence[tuple[Chunk, int]], *, setup: PipelineSetup, makespan: float
+    moved: Sequence[tuple[Chunk, int]],
+    *,
+    spacing: Mapping[int, int],
+    setup: PipelineSetup,
+    makespan: float,
 ) -> LinkPlan | None:
-    """Compare each attention's copies with the compute of the layer that they run beside.
+    """Compare each attention's copies with the compute of the layers that they run beside.
 
-    The offload runs beside the next layer's forward, the reload beside the next layer's backward,
-    or its input gradient where the schedule splits the backward.
+    The offload runs beside the forward of the layers up to the next attention that moves, the
+    reload beside their backward, or its input gradient where the schedule splits the backward.
     """
     if setup.step_seconds is None:
         return None
@@ -242,8 +284,9 @@ def _plan_link(
     stall = 0.0
     for chunk, count in moved:
         split = chunk.last_use > chunk.first_use
-        backward = forward * (1.0 if split else 2.0)
-        stall += count * (max(0.0, copy - forward) + max(0.0, copy - backward))
+        ahead = forward * spacing[chunk.key.stage]
+        behind = ahead * (1.0 if split else 2.0)
+        stall += count * (max(0.0, copy - ahead) + max(0.0, copy - behind))
     return LinkPlan(
         utilisation=groups * copy / setup.step_seconds,
         copies_hide=stall == 0.0,

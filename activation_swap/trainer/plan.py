@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from dataclasses import asdict
@@ -20,8 +21,6 @@ from activation_swap.trainer.pipeline_plan import PipelineSetup, plan_pipeline
 from activation_swap.trainer.stage_split import usual_stages_per_rank
 
 if TYPE_CHECKING:
-    import argparse
-
     from activation_swap.trainer.pipeline_plan import PipelinePlan, RankPlan
 
 __all__ = ["add_arguments", "run"]
@@ -49,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--dtype", choices=_ITEMSIZE, default="bfloat16")
     model.add_argument("--tokens", type=_count, default=4096, help="tokens of one microbatch")
     model.add_argument(
+        "--fraction", type=_part, default=1.0, help="part of the attentions that moves (default: 1)"
+    )
+    model.add_argument(
         "--other-bytes-per-token",
         type=int,
         default=0,
@@ -57,11 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     machine = parser.add_argument_group("machine")
     machine.add_argument(
         "--link-gbps",
-        type=float,
+        type=_positive,
         default=48.0,
         help="GB/s each way while both run (default: 48, measured on an H200)",
     )
-    machine.add_argument("--step-ms", type=float, help="measured time of a step without the swap")
+    machine.add_argument(
+        "--step-ms", type=_positive, help="measured time of a step without the swap"
+    )
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print JSON")
     output.add_argument("--no-grid", action="store_true", help="leave the steps of each rank out")
@@ -92,10 +96,28 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
+    if not text.isdecimal() or not int(text):
+        msg = f"{text} is not a positive whole number"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
         msg = f"{text} is not a positive number"
-        raise ValueError(msg)
+        raise argparse.ArgumentTypeError(msg)
+    return value
+
+
+def _part(text: str) -> float:
+    value = _positive(text)
+    if value > 1:
+        msg = f"{text} is not a part of 1"
+        raise argparse.ArgumentTypeError(msg)
     return value
 
 
@@ -121,6 +143,7 @@ def _setup(arguments: argparse.Namespace) -> PipelineSetup:
         attention=AttentionBytes.of(
             shape, tokens=arguments.tokens, min_bytes=SwapPolicy().min_bytes
         ),
+        fraction=arguments.fraction,
         other_bytes=arguments.other_bytes_per_token * arguments.tokens,
         link_bytes_per_second=arguments.link_gbps * 1e9,
         step_seconds=None if arguments.step_ms is None else arguments.step_ms / 1e3,

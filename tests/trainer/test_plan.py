@@ -80,6 +80,46 @@ def test_whether_the_copies_hide(capsys: pytest.CaptureFixture[str]) -> None:
         assert "steps" not in rank_slow
 
 
+def test_a_fraction_moves_less_and_hides_more(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every rank has 12 layers; 3 of them move, every fourth."""
+    shape = ("--pp-size", "4", "--microbatches", "8")
+    whole = plan(capsys, *shape)
+    part = plan(capsys, *shape, "--fraction", "0.25", "--step-ms", "4000")
+    assert part["setup"]["fraction"] == 0.25
+    assert part["hiding_step_seconds"] == pytest.approx(whole["hiding_step_seconds"] / 4)
+    for all_of_them, rank in zip(whole["ranks"], part["ranks"], strict=True):
+        validate(parse_plan(" ".join(rank["steps"])))
+        assert rank["resident_groups_peak_none"] == all_of_them["resident_groups_peak_none"]
+        assert rank["saved_bytes_at_peak"] < all_of_them["saved_bytes_at_peak"]
+        staying = [9 * n // 12 for n in rank["resident_groups_none_by_step"]]
+        assert all(a >= b for a, b in zip(rank["resident_groups_by_step"], staying, strict=True))
+        moved = 3 * rank["moved_chunks"] + 2 * rank["moved_but_tail_chunks"]
+        assert rank["offloaded_bytes_per_step"] == moved * part["setup"]["attention"]["link"]
+        assert rank["link"]["copies_hide"]
+    assert part["ranks"][0]["saved_bytes_at_peak"] > 0
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--tokens", "0"),
+        ("--tokens", "1.5"),
+        ("--link-gbps", "0"),
+        ("--step-ms", "-1"),
+        ("--step-ms", "long"),
+        ("--fraction", "0"),
+        ("--fraction", "1.1"),
+        ("--fraction", "nan"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_named(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "--pp-size", "4", "--microbatches", "8", option, value])
+    assert f"{option}: {value} is not" in capsys.readouterr().err
+
+
 def test_other_activations_count_at_the_peak_but_are_not_saved(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
