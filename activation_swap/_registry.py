@@ -59,6 +59,7 @@ class Registry:
         self._adapters: dict[str, Adapter] = {}
         self._entry_point_group = entry_point_group
         self._entry_points_loaded = False
+        self._broken_entry_points: list[Check] = []
         for adapter in adapters:
             self.register(adapter)
 
@@ -71,16 +72,17 @@ class Registry:
         """Add an adapter.
 
         Args:
-            adapter: Serves model classes that no registered adapter serves.
+            adapter: Serves model classes that no other adapter serves. Registering an equal
+                one again changes nothing.
 
         Raises:
-            RejectedError: It is not an adapter, or one of its classes has one already.
+            RejectedError: It is not an adapter, or one of its classes has another one already.
         """
         problem = _adapter_problem(adapter)
         if problem is not None:
             raise Reason.INVALID_ADAPTER.error(found=problem, where=repr(adapter))
         for name in adapter.model_classes:
-            if name in self._adapters:
+            if self._adapters.get(name, adapter) != adapter:
                 raise Reason.DUPLICATE_ADAPTER.error(
                     found=f"{self._adapters[name]!r} and {adapter!r}", where=name
                 )
@@ -154,7 +156,8 @@ class Registry:
             return Explanation(checks=tuple(checks))
         checks += [self._check_class(stage, fqn) for fqn, stage in stages.items()]
         if not _passed(checks):
-            return Explanation(checks=tuple(checks))
+            # One of them may be the adapter that is missed.
+            return Explanation(checks=(*checks, *self._broken_entry_points))
         return self._inspect(stages, setup, policy, tuple(checks))
 
     def _check_class(self, stage: Any, where: str) -> Check:
@@ -195,12 +198,16 @@ class Registry:
         self._entry_points_loaded = True
         for entry_point in entry_points(group=self._entry_point_group):
             try:
-                adapter = entry_point.load()
-            except (ImportError, AttributeError) as error:
-                raise Reason.BROKEN_ENTRY_POINT.error(
-                    found=f"{type(error).__name__}: {error}", where=str(entry_point)
-                ) from error
-            self.register(adapter)
+                self.register(entry_point.load())
+            except Exception as error:  # noqa: BLE001 - code of others, which may raise anything
+                self._broken_entry_points.append(
+                    compare(
+                        Reason.BROKEN_ENTRY_POINT,
+                        "entry point of an adapter",
+                        expected="an adapter",
+                        found={str(entry_point): f"{type(error).__name__}: {error}"},
+                    )
+                )
 
     def _inspect(
         self,

@@ -140,6 +140,14 @@ def test_a_class_has_one_adapter_and_a_refused_one_adds_nothing(fresh: Registry)
     assert fresh.model_classes == registry.model_classes
 
 
+def test_registering_an_equal_adapter_again_changes_nothing(fresh: Registry) -> None:
+    for _ in range(2):
+        fresh.register(ADAPTER)
+        fresh.register(Qwen3MoeAttention())
+
+    assert len(fresh.model_classes) == 2
+
+
 def test_an_entry_point_is_loaded_only_when_it_is_needed(
     fresh: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any
 ) -> None:
@@ -166,6 +174,8 @@ def test_an_entry_point_is_loaded_only_when_it_is_needed(
     [
         ("no_such_module_here:adapter", "ModuleNotFoundError: No module named"),
         ("json:adapter", "AttributeError: module 'json' has no attribute 'adapter'"),
+        ("json:loads", "RejectedError: AS110"),
+        ("raises_at_import:adapter", "ZeroDivisionError: division by zero"),
     ],
 )
 def test_a_broken_entry_point_is_named(
@@ -175,15 +185,30 @@ def test_a_broken_entry_point_is_named(
     value: str,
     found: str,
 ) -> None:
+    (tmp_path / "raises_at_import.py").write_text("1 / 0")
     declare(tmp_path, value)
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    with pytest.raises(RejectedError) as refusal:
-        fresh.apply("attention", Model())
+    for _ in range(2):
+        unserved, broken = fresh.explain(Model()).rejections
+        assert unserved.reason is Reason.NO_ADAPTER
+        assert broken.reason is Reason.BROKEN_ENTRY_POINT
+        assert broken.found.startswith(found)
+        assert value in str(broken.where)
 
-    assert refusal.value.reason is Reason.BROKEN_ENTRY_POINT
-    assert refusal.value.found.startswith(found)
-    assert value in str(refusal.value.where)
+
+def test_a_broken_entry_point_stops_nobody_else(
+    fresh: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sound_adapter.py").write_text(
+        "from tests.registry.test_adapters import ADAPTER as adapter\n"
+    )
+    declare(tmp_path, "json:adapter", name="broken")
+    declare(tmp_path, "sound_adapter:adapter", name="sound")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    module = __import__("tests.registry.test_adapters", fromlist=["Model"])
+    assert fresh.explain(module.Model()).supported
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from activation_swap import registry, testing
 from activation_swap._registry import Registry
 from activation_swap.adapters import BUILT_IN
+from activation_swap.adapters.qwen3_moe import Qwen3MoeAttention
 from activation_swap.core.site import HookedSite, Site
 from activation_swap.errors import Reason
 from tests.rejections.case import EVERYTHING, PIPELINE, CallCase
@@ -52,7 +53,7 @@ def register_nothing(_: Any) -> None:
 
 
 def register_twice(_: Any) -> None:
-    Registry((*BUILT_IN, *BUILT_IN))
+    Registry((*BUILT_IN, Qwen3MoeAttention(transformers_version="5.0.0")))
 
 
 def break_the_contract(model: Any) -> None:
@@ -69,7 +70,8 @@ def load_broken_entry_point(_: Any) -> None:
         (info / "entry_points.txt").write_text("[activation_swap.adapters]\na = json:nothing\n")
         sys.path.insert(0, str(path))
         try:
-            Registry().explain(nn.Identity())
+            _, broken = Registry().explain(nn.Identity()).rejections
+            raise broken
         finally:
             sys.path.remove(str(path))
 
