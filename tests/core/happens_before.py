@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from activation_swap.core.link import Links
-from activation_swap.core.recording_transfer import (
+from tests.core.recording_transfer import (
     Operation,
     Record,
     RecordingTransfer,

@@ -11,9 +11,9 @@ import torch
 from activation_swap import SwapPolicy
 from activation_swap.core import engine as engine_module
 from activation_swap.core.pinned_pool import PinnedPool
-from activation_swap.core.recording_transfer import Operation, Record, RecordingTransfer, Span
 from activation_swap.core.transfer import Copy, Fence
 from tests.core.happens_before import COPIES, Recording, races, recording
+from tests.core.recording_transfer import Operation, Record, RecordingTransfer, Span
 from tests.models import (
     TINY,
     build,
