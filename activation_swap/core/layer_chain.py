@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections import deque
 from typing import TYPE_CHECKING
 from weakref import ref
 
 from activation_swap._stats import KeepReason
 from activation_swap.core.group import GroupState
+from activation_swap.core.nothing_moved import NothingMoved
 from activation_swap.core.order import Admission
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class LayerChain:
         self._last = last
         self._keep_last = keep_last
         self._position = _Position()
-        self._warned = False
+        self._nothing_moved = NothingMoved(engine)
 
     def admit(self, order: int) -> Admission:
         """Continue this thread's chain, or begin one when the layers start again."""
@@ -81,7 +81,7 @@ class LayerChain:
             position.moved = True
             position.offloading.append(ref(group))
         if last and not position.moved:
-            self._warn_of_nothing_moved()
+            self._nothing_moved.warn()
 
     def _release(self, offloading: deque[ref[Group]], *, keep: int) -> None:
         while len(offloading) > keep:
@@ -92,20 +92,3 @@ class LayerChain:
     def _before(self) -> Group | None:
         known = self._position.group
         return None if known is None else known()
-
-    def _warn_of_nothing_moved(self) -> None:
-        if self._warned:
-            return
-        kept_bytes = self._engine.stats().kept_bytes
-        if not kept_bytes or KeepReason.HOST_MEMORY in kept_bytes:
-            # Nothing is trainable; or there is no host memory, which has a warning of its own.
-            return
-        self._warned = True
-        kept = ", ".join(f"{reason.value}: {nbytes}" for reason, nbytes in kept_bytes.items())
-        warnings.warn(
-            "activation_swap: attention moved nothing in a training forward; bytes kept on the "
-            f"device by reason: {kept}. "
-            "See SwapPolicy, or set activation_swap: none.",
-            RuntimeWarning,
-            stacklevel=2,
-        )

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from activation_swap._stats import KeepReason
+from activation_swap.core.group import GroupState
+from activation_swap.core.nothing_moved import NothingMoved
 from activation_swap.core.order import Admission
 from activation_swap.core.schedule.verbs import GroupKey, Keep
 from activation_swap.errors import Reason
@@ -90,6 +92,8 @@ class MicrobatchGroups:
         self._current = _Current()
         self._chunks: dict[GroupKey, _Chunk] = {}
         self._driven = False
+        self._nothing_moved = NothingMoved(engine)
+        self._moved = False
 
     def drive(self) -> None:
         """Note that a schedule will name the groups: forwards outside of them are legal now."""
@@ -131,6 +135,10 @@ class MicrobatchGroups:
             SwapStateError: The group is unknown, or was closed.
         """
         self._step(key, "launch_offload", ChunkState.OFFLOADING)
+        if not self._moved:
+            # Only a chunk of which something is to move is closed. Once something did, a chunk in
+            # which nothing does is a short one.
+            self._nothing_moved.warn()
 
     def wait_offload(self, key: tuple[int, int]) -> None:
         """Order compute after the group's last copy and give up its device memory.
@@ -216,6 +224,8 @@ class MicrobatchGroups:
         before = chunk.last_group()
         if before is not None:
             self._engine.release(before)
+        if group.state is GroupState.OFFLOADING:
+            self._moved = True
         if group.storages:
             # A group without any is gone at once: the next one continues from the one before.
             chunk.groups.append(ref(group))

@@ -1,0 +1,43 @@
+"""The warning of a training forward that moved nothing, and why it did not."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from activation_swap._stats import KeepReason
+
+if TYPE_CHECKING:
+    from activation_swap.core.engine import Engine
+
+__all__ = ["NothingMoved"]
+
+
+class NothingMoved:
+    """Warns at most once in the life of a swap; each order of groups knows when to.
+
+    Args:
+        engine: Knows what was kept, and why.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._warned = False
+
+    def warn(self) -> None:
+        """Warn of a forward in which something should have moved, and nothing did."""
+        if self._warned:
+            return
+        kept_bytes = self._engine.stats().kept_bytes
+        if not kept_bytes or KeepReason.HOST_MEMORY in kept_bytes:
+            # Nothing is trainable; or there is no host memory, which has a warning of its own.
+            return
+        self._warned = True
+        kept = ", ".join(f"{reason.value}: {nbytes}" for reason, nbytes in kept_bytes.items())
+        warnings.warn(
+            "activation_swap: attention moved nothing in a training forward; bytes kept on the "
+            f"device by reason: {kept}. "
+            "See SwapPolicy, or set activation_swap: none.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
