@@ -83,6 +83,34 @@ def test_a_registered_adapter_serves_its_class(fresh: Registry) -> None:
         assert fresh.apply("attention", model).active
 
 
+def test_a_refusal_names_every_class_that_is_served(fresh: Registry) -> None:
+    fresh.register(ADAPTER)
+
+    check = fresh.explain(nn.Linear(1, 1)).checks[-1]
+
+    assert check.subject == "class of the model"
+    assert check.expected == ", ".join(fresh.model_classes)
+    assert check.found == "torch.nn.modules.linear.Linear"
+    assert check.rejection is not None
+    assert check.rejection.expected == check.expected
+
+
+def test_every_stage_has_its_notices(fresh: Registry) -> None:
+    class Other(ModelAdapter):
+        model_classes = ("torch.nn.modules.container.Sequential",)
+
+        def inspect(self, model: nn.Module, *, setup: TrainingSetup) -> Inspection:
+            return Inspection(sites=(), notices=(f"{type(model).__name__}", f"{setup.pp_size}"))
+
+    fresh.register(ADAPTER)
+    fresh.register(Other())
+    stages = [nn.Sequential(), Model(), Model()]
+
+    notices = fresh.explain(stages, setup=TrainingSetup(pp_size=2)).notices
+
+    assert notices == ("Sequential", "2", "pp_size 2")
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
 def test_its_refusals_are_raised_and_the_guards_run(fresh: Registry) -> None:
     fresh.register(ADAPTER)

@@ -16,7 +16,7 @@ from activation_swap.compat.canary import tiny_model
 from activation_swap.errors import Reason, RejectedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.unit
@@ -192,15 +192,28 @@ def test_several_stages_are_named_by_their_place() -> None:
     ]
 
 
-def test_a_refused_stage_is_named_by_its_place() -> None:
-    stages = [prune(0, 0), prune(2, 3)]
-    stages[1].model.layers[1].self_attn.q_norm = None
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda attention: setattr(attention, "q_norm", None), Reason.ATTENTION_PARTS),
+        (lambda attention: attention.compile(), Reason.COMPILED_MODEL),
+    ],
+    ids=["by the adapter", "by a guard"],
+)
+def test_a_refused_stage_is_named_by_its_place(
+    place: int, spoil: Callable[[Any], None], reason: Reason
+) -> None:
+    stages = [prune(0, 1), prune(2, 3)]
+    spoil(stages[place].model.layers[1].self_attn)
 
     with pytest.raises(RejectedError) as refusal:
         registry.apply("attention", stages, setup=PIPELINE)
 
-    assert refusal.value.where == "stages[1].model.layers.1.self_attn"
-    assert hook_count(stages[0]) == 0
+    assert refusal.value.reason is reason
+    assert refusal.value.where == f"stages[{place}].model.layers.1.self_attn"
+    assert hook_count(stages[0]) == hook_count(stages[1]) == 0
 
 
 @pytest.mark.parametrize(
