@@ -18,7 +18,8 @@ class TrainingSetup:
         pp_size: Number of pipeline ranks. Above 1, a training forward before ``Swap.attach`` (or
             outside the verbs of ``Swap.groups``) is an error.
         compile: Whether the trainer will compile the model.
-        activation_checkpoint: ``"off"``, or the trainer's name for its recompute mode.
+        activation_checkpoint: ``"off"``; ``"mlp"`` when the trainer recomputes MLP or MoE blocks
+            alone, which goes together; or its name for any other mode, which is refused.
     """
 
     backend: str = "pytorch"
@@ -47,7 +48,8 @@ class SwapPolicy:
         slab_bytes: Size of one pinned slab. Pinned memory grows slab by slab. A power of two, so
             that the framework's pinned allocator rounds nothing up. (Default: 64 MiB)
         max_host_bytes: Ceiling of pinned memory, or ``None`` for what the operating system
-            allows. Groups beyond it stay on the device. (Default: ``None``)
+            allows. Groups beyond it stay on the device. 0 keeps all; else at least ``slab_bytes``.
+            (Default: ``None``)
     """
 
     min_bytes: int = MIB

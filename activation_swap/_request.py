@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["Mode", "check_policy", "check_setup"]
 
 _LEGAL: Final = "legal"
+_WITHOUT_ATTENTION: Final = ("off", "mlp")
+"""Modes of activation checkpointing that recompute no attention."""
 
 
 class Mode(StrEnum):
@@ -41,6 +43,7 @@ def check_setup(setup: object) -> tuple[Check, ...]:
     )
     if not isinstance(setup, TrainingSetup) or not fields.passed:
         return (fields,)
+    checkpoint = setup.activation_checkpoint
     return (
         fields,
         compare(
@@ -58,8 +61,8 @@ def check_setup(setup: object) -> tuple[Check, ...]:
         compare(
             Reason.CHECKPOINT_REQUESTED,
             "activation checkpointing of the trainer",
-            expected="off",
-            found={"TrainingSetup.activation_checkpoint": setup.activation_checkpoint},
+            expected=checkpoint if checkpoint in _WITHOUT_ATTENTION else "off",
+            found={"TrainingSetup.activation_checkpoint": checkpoint},
         ),
     )
 
@@ -70,12 +73,13 @@ def check_policy(policy: object) -> Check:
     Args:
         policy: Should be a :class:`SwapPolicy`.
     """
-    return compare(
-        Reason.INVALID_POLICY,
-        "swap policy",
-        expected=_LEGAL,
-        found=_judge(policy, SwapPolicy, _POLICY_RULES),
-    )
+    found = _judge(policy, SwapPolicy, _POLICY_RULES)
+    if isinstance(policy, SwapPolicy) and set(found.values()) == {_LEGAL}:
+        ceiling, slab = policy.max_host_bytes, policy.slab_bytes
+        if ceiling and ceiling < slab:
+            # Not one slab fits, and nothing would ever move.
+            found["SwapPolicy.max_host_bytes"] = f"{ceiling}, which is below slab_bytes, {slab}"
+    return compare(Reason.INVALID_POLICY, "swap policy", expected=_LEGAL, found=found)
 
 
 def _judge(

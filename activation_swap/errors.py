@@ -237,8 +237,9 @@ class Reason(Enum):
         code="AS114",
         kind=RejectedError,
         summary="the trainer will recompute activations",
-        expected="activation_checkpoint='off': what is recomputed need not be swapped",
-        fix="turn activation checkpointing off, or set activation_swap: none",
+        expected="activation_checkpoint='off' or 'mlp': attention that is recomputed need not be "
+        "swapped",
+        fix="recompute MLP or MoE blocks alone or nothing, or set activation_swap: none",
     )
     VERSION_TOO_OLD = ReasonSpec(
         code="AS201",

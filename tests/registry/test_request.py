@@ -32,6 +32,8 @@ pytestmark = pytest.mark.unit
         {"max_host_bytes": None},
         {"max_host_bytes": 0},
         {"max_host_bytes": 1 << 40},
+        {"max_host_bytes": 64 << 20},
+        {"max_host_bytes": 512, "slab_bytes": 512},
     ],
     ids=str,
 )
@@ -56,6 +58,8 @@ def test_legal_policy(fields: dict[str, Any]) -> None:
         {"slab_bytes": 768},
         {"slab_bytes": 1024.0},
         {"max_host_bytes": 1.5},
+        {"max_host_bytes": 1},
+        {"max_host_bytes": (64 << 20) - 1},
     ],
     ids=str,
 )
@@ -67,7 +71,11 @@ def test_illegal_policy(fields: dict[str, Any]) -> None:
     assert check.rejection.where == f"SwapPolicy.{name}"
 
 
-@pytest.mark.parametrize("fields", [{}, {"pp_size": 2}, {"pp_size": 64}], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"pp_size": 2}, {"pp_size": 64}, {"activation_checkpoint": "mlp"}],
+    ids=str,
+)
 def test_legal_setup(fields: dict[str, Any]) -> None:
     checks = check_setup(TrainingSetup(**fields))
 

@@ -169,4 +169,5 @@ REQUEST_CASES = (
     policy_case("policy-slab-bytes-odd", slab_bytes=3 << 20),
     policy_case("policy-max-host-bytes-negative", max_host_bytes=-1),
     policy_case("policy-max-host-bytes-true", max_host_bytes=True),
+    policy_case("policy-max-host-bytes-below-slab", max_host_bytes=32 << 20),
 )
