@@ -132,7 +132,37 @@ def test_a_comparison_sees_one_bit() -> None:
 
     assert comparison.first_difference is not None
     assert comparison.first_difference.endswith("in step 1")
+    assert comparison.repeats
     assert not comparison.passed
+
+
+@pytest.mark.filterwarnings("ignore:activation_swap. attention moved nothing:RuntimeWarning")
+def test_a_model_that_does_not_repeat_itself_is_not_held_against_the_swap() -> None:
+    calls = []
+
+    def drifting(model: Any) -> torch.Tensor:
+        calls.append(model)
+        return loss(model) * (1 + 1e-6 * len(calls))
+
+    comparison = compare_runs(tiny_model, drifting, steps=1)
+
+    assert comparison.first_difference is not None
+    assert not comparison.repeats
+    assert comparison.passed
+    check_adapter(REAL, tiny_model, drifting)
+    nothing = compare_runs(tiny_model, drifting, steps=1, policy=SwapPolicy(min_bytes=1 << 30))
+    assert not nothing.passed
+
+
+def test_bits_that_differ_are_a_fault_of_the_adapter() -> None:
+    from activation_swap.core.hooks import BeforeAttention
+
+    def changed_by_a_swap(model: Any) -> torch.Tensor:
+        hooks = model.model.layers[0].self_attn._forward_pre_hooks.values()
+        return loss(model) * (2 if any(isinstance(h, BeforeAttention) for h in hooks) else 1)
+
+    with pytest.raises(RejectedError, match="bits differ: "):
+        check_adapter(REAL, tiny_model, changed_by_a_swap)
 
 
 @pytest.mark.filterwarnings("ignore:activation_swap. attention moved nothing:RuntimeWarning")

@@ -90,6 +90,19 @@ def test_what_would_not_work_is_said(
     assert said in text
 
 
+def test_a_device_that_does_not_repeat_itself_is_judged_by_the_bytes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moved = SwapStats(offloaded_bytes=8, reloaded_bytes=8)
+    found = Comparison(steps=3, first_difference="loss in step 0", repeats=False, stats=moved)
+    monkeypatch.setattr(check, "compare_runs", lambda *_, **__: found)
+
+    assert main(["check", "--device", "cpu"]) == 0
+
+    text = capsys.readouterr().out
+    assert "bits differ: loss in step 0; and so without the swap" in text
+
+
 def test_another_device_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--device", "npu"]) == 2
     assert capsys.readouterr().err.startswith("AS403")
