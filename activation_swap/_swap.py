@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from activation_swap._stats import SwapStats
+from activation_swap._verbs import GroupVerbs, IdleVerbs
 
 __all__ = ["Installation", "Swap"]
 
@@ -17,7 +18,7 @@ class Installation(Protocol):
         """Whether the hooks are on the model."""
 
     @property
-    def groups(self) -> Any:
+    def groups(self) -> GroupVerbs:
         """The verbs of a pipeline scheduler, keyed by (stage, microbatch)."""
 
     def stats(self) -> SwapStats:
@@ -64,8 +65,9 @@ class Swap:
     def attach(self, schedule: Any) -> None:
         """Follow a ``torch.distributed.pipelining`` schedule, under ``pp_size > 1``.
 
-        The schedule is read, never changed. Nothing happens on an inactive swap: mode ``none``, or
-        a rank whose stages hold no attention.
+        The schedule is read, never changed. A swap follows one schedule at a time: the last that
+        was attached. Nothing happens on an inactive swap: mode ``none``, a rank whose stages hold
+        no attention, after :meth:`remove`.
 
         Args:
             schedule: The schedule over the stages whose modules were passed to ``apply``.
@@ -78,12 +80,17 @@ class Swap:
             self._installation.attach(schedule)
 
     @property
-    def groups(self) -> Any:
+    def groups(self) -> GroupVerbs:
         """The verbs for a pipeline scheduler of one's own, keyed by ``(stage, microbatch)``.
 
-        ``None`` without pipeline parallelism, and on an inactive swap.
+        On an inactive swap they do nothing, so that a scheduler needs no case for it.
+
+        Raises:
+            RejectedError: pp_size is 1.
         """
-        return None if self._installation is None else self._installation.groups
+        if self._installation is None or not self._installation.active:
+            return IdleVerbs()
+        return self._installation.groups
 
     def remove(self) -> None:
         """Take the swap off the model. Graphs that are still alive stay right. Repeatable."""

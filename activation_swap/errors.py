@@ -618,13 +618,13 @@ class Reason(Enum):
         fix="call swap.attach(schedule) after building the schedule",
         consequence="the forward was stopped",
     )
-    ATTACH_WITHOUT_PIPELINE = ReasonSpec(
+    WITHOUT_PIPELINE = ReasonSpec(
         code="AS511",
         kind=RejectedError,
-        summary="a swap without pipeline parallelism cannot follow a schedule",
+        summary="a swap without pipeline parallelism follows no schedule and has no groups",
         expected="registry.apply(..., setup=TrainingSetup(pp_size=N)) with N above 1",
-        fix="pass pp_size in TrainingSetup, or do not attach",
-        consequence="nothing was attached",
+        fix="pass pp_size in TrainingSetup, or use neither Swap.attach nor Swap.groups",
+        consequence="nothing was done",
     )
     CHECKPOINTING_ENABLED_LATER = ReasonSpec(
         code="AS601",

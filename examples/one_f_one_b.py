@@ -28,7 +28,7 @@ from activation_swap.trainer.stage import Stage, prune
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from activation_swap.core.schedule.verbs import GroupVerbs
+    from activation_swap._verbs import GroupVerbs
 
 STAGES = 2
 LAYERS = 3  # per stage

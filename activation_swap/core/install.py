@@ -35,10 +35,7 @@ class InstalledSwap:
         recorded: Positions of the sites whose saved tensors are taken.
         setup: What the trainer told.
         policy: What moves.
-        groups: The verbs of a pipeline scheduler, or ``None`` without pipeline parallelism.
     """
-
-    groups: MicrobatchGroups | None
 
     def __init__(self, plan: SwapPlan, *, links: Links | None = None) -> None:
         self.sites = tuple(map(HookedSite, plan.sites))
@@ -50,11 +47,11 @@ class InstalledSwap:
         self._engine = Engine(self._links)
         self._handles: list[Any] = []
         self._attachment: Attachment | None = None
+        self._groups: MicrobatchGroups | None = None
         order: LayerChain | MicrobatchGroups
         if plan.setup.pp_size > 1:
-            order = self.groups = MicrobatchGroups(self._engine, self.sites)
+            order = self._groups = MicrobatchGroups(self._engine, self.sites)
         else:
-            self.groups = None
             order = LayerChain(
                 self._engine, last=len(self.sites) - 1, keep_last=plan.policy.keep_last
             )
@@ -100,6 +97,17 @@ class InstalledSwap:
         """Start the counters anew."""
         self._engine.reset_stats()
 
+    @property
+    def groups(self) -> MicrobatchGroups:
+        """The verbs of a pipeline scheduler.
+
+        Raises:
+            RejectedError: pp_size is 1.
+        """
+        if self._groups is None:
+            raise Reason.WITHOUT_PIPELINE.error(found=f"{self.setup}")
+        return self._groups
+
     def attach(self, schedule: Any) -> None:
         """Let a ``torch.distributed.pipelining`` schedule drive the groups, in place of the last.
 
@@ -107,19 +115,18 @@ class InstalledSwap:
             RejectedError: It is no schedule of this swap's stages, or pp_size is 1.
             SwapStateError: One of its stages follows another swap.
         """
-        if self.groups is None:
-            raise Reason.ATTACH_WITHOUT_PIPELINE.error(found=f"{self.setup}")
+        groups = self.groups
         # Imported here: torch.distributed.pipelining is heavy, and only pipelines need it.
         from activation_swap.core.schedule.torch_pipelining import attach  # noqa: PLC0415
 
         self._attachment = attach(
             schedule,
-            self.groups,
+            groups,
             sites=self.sites,
             recorded=self.recorded,
             replaces=self._attachment,
         )
-        self.groups.drive()
+        groups.drive()
 
     def remove(self) -> None:
         """Take the hooks off and give the pinned memory up. Repeatable; live graphs stay right."""

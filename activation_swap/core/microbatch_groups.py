@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from activation_swap._stats import KeepReason
+from activation_swap._verbs import GroupKey, Keep
 from activation_swap.core.group import GroupState
 from activation_swap.core.nothing_moved import NothingMoved
 from activation_swap.core.order import Admission
-from activation_swap.core.schedule.verbs import GroupKey, Keep
 from activation_swap.errors import Reason
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class MicrobatchGroups:
     the one before. So neither its forward nor its backward holds all its layers. The verbs do what
     only the schedule knows: when the last of them can be released, and when backward will come.
 
-    Implements :class:`~activation_swap.core.schedule.verbs.GroupVerbs` and
+    Implements :class:`~activation_swap._verbs.GroupVerbs` and
     :class:`~activation_swap.core.order.SwapOrder`.
     """
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from activation_swap._verbs import Keep
 from activation_swap.core.schedule.actions import Kind, LoweredStep
 from activation_swap.core.schedule.decision import decide
 from activation_swap.core.schedule.liveness import find_chunks
@@ -14,16 +15,15 @@ from activation_swap.core.schedule.lowering import lower
 from activation_swap.core.schedule.simulation import in_flight, residency
 from activation_swap.core.schedule.timeline import Interval, simulate_time
 from activation_swap.core.schedule.torch_pipelining import compute_orders
-from activation_swap.core.schedule.verbs import Keep
 from activation_swap.core.site import spread
 from activation_swap.trainer.stage_split import split_layers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from activation_swap._verbs import GroupKey
     from activation_swap.core.schedule.actions import Action, ComputeOrder
     from activation_swap.core.schedule.liveness import Chunk
-    from activation_swap.core.schedule.verbs import GroupKey
     from activation_swap.trainer.attention_bytes import AttentionBytes
 
 __all__ = ["LinkPlan", "PipelinePlan", "PipelineSetup", "RankPlan", "plan_pipeline"]

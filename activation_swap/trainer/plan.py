@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
+from argparse import ArgumentTypeError
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ from activation_swap.trainer.pipeline_plan import PipelineSetup, plan_pipeline
 from activation_swap.trainer.stage_split import usual_stages_per_rank
 
 if TYPE_CHECKING:
+    import argparse
+
     from activation_swap.trainer.pipeline_plan import PipelinePlan, RankPlan
 
 __all__ = ["add_arguments", "run"]
@@ -98,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _count(text: str) -> int:
     if not text.isdecimal() or not int(text):
         msg = f"{text} is not a positive whole number"
-        raise argparse.ArgumentTypeError(msg)
+        raise ArgumentTypeError(msg)
     return int(text)
 
 
@@ -109,7 +111,7 @@ def _positive(text: str) -> float:
         value = 0.0
     if not 0 < value < float("inf"):
         msg = f"{text} is not a positive number"
-        raise argparse.ArgumentTypeError(msg)
+        raise ArgumentTypeError(msg)
     return value
 
 
@@ -117,7 +119,7 @@ def _part(text: str) -> float:
     value = _positive(text)
     if value > 1:
         msg = f"{text} is not a part of 1"
-        raise argparse.ArgumentTypeError(msg)
+        raise ArgumentTypeError(msg)
     return value
 
 

@@ -46,5 +46,9 @@ def test_none_does_not_import_the_core() -> None:
     assert "activation_swap.core" not in imported(script)
 
 
+def test_a_plan_needs_no_torch() -> None:
+    assert imported("import activation_swap.pipelining") == ["activation_swap.core"]
+
+
 def test_the_core_never_sees_transformers() -> None:
     assert "transformers" not in imported("import activation_swap.core.install")

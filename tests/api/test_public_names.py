@@ -16,10 +16,10 @@ from activation_swap import (
     TrainingSetup,
     adapters,
     errors,
+    pipelining,
     testing,
 )
 from activation_swap._registry import Registry
-from activation_swap.core.schedule.verbs import GroupVerbs
 from activation_swap.core.site import Site
 
 pytestmark = pytest.mark.unit
@@ -40,7 +40,7 @@ def test_names_of_the_package() -> None:
     assert isinstance(activation_swap.registry, Registry)
 
 
-def test_names_of_errors_and_adapters() -> None:
+def test_names_of_modules() -> None:
     assert errors.__all__ == [
         "ActivationSwapError",
         "InPlaceChangeError",
@@ -50,6 +50,24 @@ def test_names_of_errors_and_adapters() -> None:
         "UnsupportedBackendError",
     ]
     assert adapters.__all__ == ["BUILT_IN", "Adapter", "Check", "Inspection", "compare"]
+    assert pipelining.__all__ == [
+        "Action",
+        "ComputeOrder",
+        "GroupKey",
+        "GroupVerbs",
+        "Keep",
+        "Kind",
+        "LoweredStep",
+        "ScheduleRunner",
+        "Step",
+        "format_grid",
+        "format_plan",
+        "gpipe_order",
+        "one_f_one_b_order",
+        "parse_plan",
+        "plan_rank",
+        "validate",
+    ]
     assert testing.__all__ == ["Comparison", "check_adapter", "compare_runs"]
 
 
@@ -72,6 +90,20 @@ def test_names_of_errors_and_adapters() -> None:
             ),
         ),
         (Registry.register, "(self, adapter: 'Adapter') -> 'None'"),
+        (pipelining.ScheduleRunner, "(verbs: 'GroupVerbs') -> 'None'"),
+        (
+            pipelining.ScheduleRunner.begin_step,
+            "(self, plan: 'Sequence[LoweredStep] | None') -> 'None'",
+        ),
+        (pipelining.ScheduleRunner.begin_passive, "(self) -> 'None'"),
+        (pipelining.ScheduleRunner.compute, "(self, action: 'Action') -> 'Iterator[None]'"),
+        (
+            pipelining.plan_rank,
+            (
+                "(order: 'Sequence[Step]', *, attentions: 'Mapping[int, int]', "
+                "deferred_weight_stages: 'Collection[int]' = ()) -> 'tuple[LoweredStep, ...]'"
+            ),
+        ),
         (
             TrainingSetup,
             (
@@ -147,7 +179,7 @@ def test_what_adapters_and_schedulers_implement_or_use() -> None:
         "checks",
         "notices",
     ]
-    verbs = [name for name in vars(GroupVerbs) if not name.startswith("_")]
+    verbs = [name for name in vars(pipelining.GroupVerbs) if not name.startswith("_")]
     assert verbs == [
         "set_group",
         "launch_offload",

@@ -45,6 +45,11 @@ def test_functions_are_small(path: Path) -> None:
             assert lines <= MAX_FUNCTION_LINES, f"{node.name}: {lines} lines"
 
 
+def uses(body: list[ast.stmt], variable: str | None) -> bool:
+    names = (n for statement in body for n in ast.walk(statement) if isinstance(n, ast.Name))
+    return any(n.id == variable for n in names)
+
+
 @pytest.mark.parametrize("path", FILES, ids=name)
 def test_no_hidden_switch_and_no_silent_catch(path: Path) -> None:
     for node in ast.walk(parsed(path)):
@@ -53,9 +58,10 @@ def test_no_hidden_switch_and_no_silent_catch(path: Path) -> None:
         assert not isinstance(node, ast.Global), where
         if isinstance(node, ast.ExceptHandler):
             caught = ast.unparse(node.type) if node.type is not None else "everything"
-            goes_on = ast.unparse(node.body[-1]) != "raise"
-            assert not (goes_on and caught in {"everything", "Exception", "BaseException"}), where
+            silent = ast.unparse(node.body[-1]) != "raise" and not uses(node.body, node.name)
+            assert not (silent and caught in {"everything", "Exception", "BaseException"}), where
         if isinstance(node, ast.Attribute):
-            assert ast.unparse(node) not in {"os.environ", "os.getenv"}, where
+            told_to_others = name(path) in WRITES_ENVIRONMENT and ast.unparse(node) == "os.environ"
+            assert told_to_others or ast.unparse(node) not in {"os.environ", "os.getenv"}, where
         if isinstance(node, ast.ImportFrom) and node.module == "os":
             assert not {"environ", "getenv"} & {alias.name for alias in node.names}, where

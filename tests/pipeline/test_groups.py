@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from activation_swap import SwapPolicy, TrainingSetup, registry
-from activation_swap.core.schedule.verbs import Keep
-from activation_swap.errors import Reason, SwapStateError
+from activation_swap import SwapPolicy, SwapStats, TrainingSetup, registry
+from activation_swap._verbs import Keep
+from activation_swap.errors import ActivationSwapError, Reason, SwapStateError
 from tests.pipeline.tiny_pipeline import tiny_model
 
 pytestmark = pytest.mark.level0
@@ -122,3 +122,21 @@ def test_aborted_groups_leave_live_graphs_right(model: Any, swap: Any) -> None:
     gradients = [weight.grad for weight in model.parameters()]
     assert all(map(torch.equal, expected, gradients))
     assert swap.stats().reload_misses == 1
+
+
+def test_a_swap_that_moves_nothing_has_verbs_that_do_nothing(model: Any, swap: Any) -> None:
+    swap.remove()
+    for inactive in (swap, registry.apply("none", model)):
+        for verb in (*ORDER, *reversed(ORDER), "abort"):
+            getattr(inactive.groups, verb)(KEY)
+        inactive.groups.set_group(KEY, keep=Keep.TAIL)
+        forward(model).backward()
+        inactive.groups.set_group(None)
+        assert inactive.stats() == SwapStats()
+
+
+def test_verbs_without_a_pipeline_are_refused(model: Any) -> None:
+    swap = registry.apply("attention", model)
+    with pytest.raises(ActivationSwapError) as caught:
+        _ = swap.groups
+    assert caught.value.reason is Reason.WITHOUT_PIPELINE

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from activation_swap import KeepReason, SwapPolicy, TrainingSetup, registry
+from activation_swap._verbs import Keep
 from activation_swap.core.schedule.actions import Kind
 from activation_swap.core.schedule.liveness import find_chunks
 from activation_swap.core.schedule.simulation import residency
-from activation_swap.core.schedule.verbs import Keep
 from tests.pipeline.ranks import run_ranks
 from tests.pipeline.tiny_pipeline import Pipeline, recorded_calls
 from tests.schedule.fake_world import SCHEDULES

@@ -251,6 +251,10 @@ def attach_without_pipeline(model: Any) -> None:
     registry.apply("attention", model).attach(object())
 
 
+def groups_without_pipeline(model: Any) -> None:
+    registry.apply("attention", model).groups.set_group((0, 0))
+
+
 def never_attach(model: Any) -> None:
     registry.apply("attention", model, setup=PIPELINE)
     train(model)
@@ -412,7 +416,8 @@ CALL_CASES = (
     CallCase(Reason.NO_SUCH_PIPELINE, "schedule-shape", impossible_shape),
     CallCase(Reason.GROUP_STATE, "group-waited-for-before-launch", wait_before_launch),
     CallCase(Reason.SCHEDULE_NOT_ATTACHED, "schedule-never-attached", never_attach),
-    CallCase(Reason.ATTACH_WITHOUT_PIPELINE, "attached-without-pipeline", attach_without_pipeline),
+    CallCase(Reason.WITHOUT_PIPELINE, "attached-without-pipeline", attach_without_pipeline),
+    CallCase(Reason.WITHOUT_PIPELINE, "groups-without-pipeline", groups_without_pipeline),
     CallCase(Reason.CHECKPOINTING_ENABLED_LATER, "checkpointing-later", checkpoint_later),
     CallCase(
         Reason.CHECKPOINTING_ENABLED_LATER,

@@ -43,7 +43,7 @@ TRANSLATED = {
     # _reading turns it into AS409.
     ("trainer/checkpoint.py", "ValueError"),
     # argparse turns it into its own message and exit status.
-    ("trainer/plan.py", "ValueError"),
+    ("trainer/plan.py", "ArgumentTypeError"),
 }
 
 

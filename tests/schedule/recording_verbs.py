@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from activation_swap._verbs import Keep
 from activation_swap.core.schedule.actions import Action, Kind
-from activation_swap.core.schedule.verbs import Keep
 
 __all__ = ["RecordingVerbs"]
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torch_schedules
 
+from activation_swap._verbs import Keep
 from activation_swap.core.schedule.actions import (
     Action,
     Kind,
@@ -15,7 +16,6 @@ from activation_swap.core.schedule.actions import (
     format_plan,
     parse_plan,
 )
-from activation_swap.core.schedule.verbs import Keep
 from activation_swap.errors import Reason, RejectedError
 
 pytestmark = pytest.mark.unit

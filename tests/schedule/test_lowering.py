@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from activation_swap._verbs import Keep
 from activation_swap.core.schedule.actions import ComputeOrder, format_plan, parse_plan
 from activation_swap.core.schedule.decision import decide
 from activation_swap.core.schedule.liveness import find_chunks, find_order_problem
@@ -11,7 +12,6 @@ from activation_swap.core.schedule.lowering import lower, plan_rank
 from activation_swap.core.schedule.orders import gpipe_order, one_f_one_b_order
 from activation_swap.core.schedule.simulation import in_flight, residency
 from activation_swap.core.schedule.validation import validate
-from activation_swap.core.schedule.verbs import Keep
 from activation_swap.errors import Reason, RejectedError
 
 pytestmark = pytest.mark.unit

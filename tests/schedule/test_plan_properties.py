@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from activation_swap._verbs import GroupKey, Keep
 from activation_swap.core.schedule.actions import ComputeOrder, Kind, format_plan, parse_plan
 from activation_swap.core.schedule.decision import decide, move_all
 from activation_swap.core.schedule.liveness import Chunk, find_chunks
 from activation_swap.core.schedule.lowering import lower, plan_rank
 from activation_swap.core.schedule.simulation import in_flight, residency
 from activation_swap.core.schedule.validation import validate
-from activation_swap.core.schedule.verbs import GroupKey, Keep
 from tests.schedule.legal_orders import attention_counts, legal_orders
 
 pytestmark = pytest.mark.unit

@@ -6,7 +6,7 @@ import re
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from activation_swap.core.schedule.verbs import GroupKey, Keep
+from activation_swap._verbs import GroupKey, Keep
 from activation_swap.errors import Reason
 
 if TYPE_CHECKING:

@@ -6,19 +6,19 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from activation_swap._verbs import Keep
 from activation_swap.core.schedule.simulation import (
     MIN_GAP,
     in_flight,
     residency,
     resident_spans,
 )
-from activation_swap.core.schedule.verbs import Keep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from activation_swap._verbs import GroupKey
     from activation_swap.core.schedule.liveness import Chunk
-    from activation_swap.core.schedule.verbs import GroupKey
 
 __all__ = ["decide", "move_all"]
 

@@ -11,8 +11,8 @@ from activation_swap.errors import Reason
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from activation_swap._verbs import GroupKey
     from activation_swap.core.schedule.actions import Step
-    from activation_swap.core.schedule.verbs import GroupKey
 
 __all__ = ["Chunk", "OrderProblem", "find_chunks", "find_order_problem"]
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from activation_swap._verbs import Keep
 from activation_swap.core.schedule.actions import Action, Kind, LoweredStep
 from activation_swap.core.schedule.decision import decide
 from activation_swap.core.schedule.liveness import find_chunks
-from activation_swap.core.schedule.verbs import Keep
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from activation_swap._verbs import GroupKey
     from activation_swap.core.schedule.actions import Step
     from activation_swap.core.schedule.liveness import Chunk
-    from activation_swap.core.schedule.verbs import GroupKey
 
 __all__ = ["lower", "plan_rank"]
 
@@ -73,8 +73,12 @@ def plan_rank(
 
     Args:
         order: What one rank computes in a training step.
-        attentions: Number of attentions, by stage.
+        attentions: Number of attentions that move, by stage: all, but for
+            ``SwapPolicy.fraction``.
         deferred_weight_stages: Stages with a ``dw_builder``.
+
+    Returns:
+        The steps of ``order`` with their swap actions, for :class:`ScheduleRunner`.
 
     Raises:
         RejectedError: AS502, when the order is not one of a training step.

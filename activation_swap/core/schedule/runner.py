@@ -8,14 +8,14 @@ from enum import Enum, auto
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from activation_swap._verbs import Keep
 from activation_swap.core.schedule.actions import Kind, Step
-from activation_swap.core.schedule.verbs import Keep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from activation_swap._verbs import GroupKey, GroupVerbs
     from activation_swap.core.schedule.actions import Action, ComputeOrder, LoweredStep
-    from activation_swap.core.schedule.verbs import GroupKey, GroupVerbs
 
 __all__ = ["ScheduleRunner"]
 
@@ -36,15 +36,16 @@ class _Mode(Enum):
 class ScheduleRunner:
     """Runs the verbs of one rank's plan while somebody else runs its compute.
 
-    The runner never calls compute and never waits for it. A call that the plan does not expect
-    ends the plan for this step: gradients do not depend on it, only the time that reloads take.
+    A step is :meth:`begin_step`, then :meth:`compute` around each call of the stage. A call that
+    the plan does not expect ends the plan for this step: gradients do not depend on it, only the
+    time that reloads take. The runner never calls compute and never waits for it.
 
     Calls may come from several threads, since some schedules overlap a forward with the backward
     of another chunk. Actions on a chunk of an overlapped step run on the thread that computes the
     chunk; the others run with whichever member enters first, or leaves last.
 
     Args:
-        verbs: What moves the groups.
+        verbs: What moves the groups: ``Swap.groups``.
     """
 
     def __init__(self, verbs: GroupVerbs) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from activation_swap.core.schedule.verbs import Keep
+from activation_swap._verbs import Keep
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from activation_swap._verbs import GroupKey
     from activation_swap.core.schedule.liveness import Chunk
-    from activation_swap.core.schedule.verbs import GroupKey
 
 __all__ = ["MIN_GAP", "in_flight", "residency", "resident_spans"]
 

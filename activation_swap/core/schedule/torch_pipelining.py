@@ -33,8 +33,8 @@ from activation_swap.errors import Reason
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+    from activation_swap._verbs import GroupVerbs
     from activation_swap.core.schedule.actions import ComputeOrder, LoweredStep
-    from activation_swap.core.schedule.verbs import GroupVerbs
     from activation_swap.core.site import HookedSite
 
 __all__ = ["Attachment", "attach", "compute_orders", "read_order"]

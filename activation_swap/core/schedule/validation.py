@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+from activation_swap._verbs import Keep
 from activation_swap.core.schedule.actions import Action, Kind
 from activation_swap.core.schedule.grid import format_grid
 from activation_swap.core.schedule.liveness import find_chunks
-from activation_swap.core.schedule.verbs import Keep
 from activation_swap.errors import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
+    from activation_swap._verbs import GroupKey
     from activation_swap.core.schedule.actions import LoweredStep
     from activation_swap.core.schedule.liveness import Chunk
-    from activation_swap.core.schedule.verbs import GroupKey
 
 __all__ = ["validate"]
 

@@ -1,11 +1,11 @@
-"""The verbs through which a pipeline scheduler tells the engine when a group moves."""
+"""The verbs through which a pipeline scheduler tells a swap when a group moves."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-__all__ = ["GroupKey", "GroupVerbs", "Keep"]
+__all__ = ["GroupKey", "GroupVerbs", "IdleVerbs", "Keep"]
 
 
 class GroupKey(NamedTuple):
@@ -68,3 +68,25 @@ class GroupVerbs(Protocol):
 
         Live graphs stay right: their saved tensors belong to them, not to the group.
         """
+
+
+class IdleVerbs:
+    """The verbs of a swap that moves nothing."""
+
+    def set_group(self, key: tuple[int, int] | None, *, keep: Keep = Keep.NOTHING) -> None:
+        """Do nothing."""
+
+    def launch_offload(self, key: tuple[int, int]) -> None:
+        """Do nothing."""
+
+    def wait_offload(self, key: tuple[int, int]) -> None:
+        """Do nothing."""
+
+    def launch_reload(self, key: tuple[int, int]) -> None:
+        """Do nothing."""
+
+    def wait_reload(self, key: tuple[int, int]) -> None:
+        """Do nothing."""
+
+    def abort(self, key: tuple[int, int] | None = None) -> None:
+        """Do nothing."""
