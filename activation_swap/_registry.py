@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from activation_swap._config import SwapPolicy, TrainingSetup
 from activation_swap._explanation import Explanation
@@ -106,7 +106,7 @@ class Registry:
             model: The model on its device; with ``setup.pp_size`` above 1 this rank's stage module
                 or a sequence of them.
             setup: What the trainer knows and the model cannot tell. (Default: one device)
-            policy: What moves. (Default: ``SwapPolicy()``)
+            policy: What moves. (Default: that of the live swap, else ``SwapPolicy()``)
 
         Returns:
             The handle. Inactive for ``"none"``, and for pipeline stages without attention.
@@ -115,12 +115,11 @@ class Registry:
             RejectedError: A ``ValueError``: the model, the set-up or a value is not supported.
             UnsupportedBackendError: A ``NotImplementedError``: not PyTorch.
         """
-        if mode not in tuple(Mode):
+        if mode not in get_args(Mode):
             raise Reason.UNKNOWN_MODE.error(found=repr(mode), where="activation_swap")
-        if mode == Mode.NONE:
+        if mode == "none":
             return Swap()
         setup = TrainingSetup() if setup is None else setup
-        policy = SwapPolicy() if policy is None else policy
         explanation = self._examine(model, setup, policy)
         explanation.raise_first()
         if not explanation.sites:
@@ -128,7 +127,7 @@ class Registry:
             return Swap()
         for notice in explanation.notices:
             warnings.warn(notice, UserWarning, stacklevel=2)
-        return _install(explanation.sites, setup, policy)
+        return _install(explanation.sites, setup, SwapPolicy() if policy is None else policy)
 
     def explain(
         self, model: nn.Module | Sequence[nn.Module], *, setup: TrainingSetup | None = None
@@ -257,7 +256,7 @@ def _passed(checks: Iterable[Check]) -> bool:
 def _adapter_problem(adapter: object) -> str | None:
     if not isinstance(adapter, Adapter):
         return f"a {type(adapter).__name__} without mode, model_classes or inspect"
-    if adapter.mode != Mode.ATTENTION:
+    if adapter.mode != "attention":
         return f"mode {adapter.mode!r}"
     names: object = adapter.model_classes
     if isinstance(names, tuple) and names and all(map(_is_qualified, names)):

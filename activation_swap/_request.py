@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from activation_swap._config import SwapPolicy, TrainingSetup
 from activation_swap.compat.check import Check, compare
@@ -19,11 +18,8 @@ _WITHOUT_ATTENTION: Final = ("off", "mlp")
 """Modes of activation checkpointing that recompute no attention."""
 
 
-class Mode(StrEnum):
-    """The values of the trainer's key ``activation_swap``."""
-
-    NONE = "none"
-    ATTENTION = "attention"
+Mode = Literal["none", "attention"]
+"""The values of the trainer's key ``activation_swap``."""
 
 
 def check_setup(setup: object) -> tuple[Check, ...]:

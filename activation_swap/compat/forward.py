@@ -7,6 +7,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from activation_swap.compat.classes import qualified_name
+from activation_swap.core.torch_private import is_compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,15 +46,8 @@ def foreign_forward(module: nn.Module, *, package: str) -> str | None:
 
 
 def compiled_forward(module: nn.Module) -> bool:
-    """Whether the forward of ``module`` went through ``torch.compile``.
-
-    ``torch.compiler.disable`` marks its result in the same way, and says so.
-    """
-    return any(
-        hasattr(function, "_torchdynamo_orig_callable")
-        and not getattr(function, "_torchdynamo_disable", False)
-        for function in _layers(_forward(module))
-    )
+    """Whether the forward of ``module`` went through ``torch.compile``."""
+    return any(map(is_compiled, _layers(_forward(module))))
 
 
 def _forward(module: nn.Module) -> Callable[..., Any]:

@@ -12,7 +12,11 @@ import torch
 from activation_swap.compat.check import Check, compare
 from activation_swap.compat.classes import qualified_name
 from activation_swap.compat.forward import compiled_forward
-from activation_swap.core.torch_private import compiled_call, top_saved_tensor_hooks
+from activation_swap.core.torch_private import (
+    compiled_call,
+    forward_pre_hooks,
+    top_saved_tensor_hooks,
+)
 from activation_swap.errors import Reason
 
 if TYPE_CHECKING:
@@ -86,7 +90,7 @@ def _no_checkpoint_wrapper(named: Mapping[str, nn.Module]) -> Check:
 def _checkpoint_wrapper(module: nn.Module) -> str:
     if type(module).__module__ == _CHECKPOINT_WRAPPERS:
         return type(module).__name__
-    hooks = module._forward_pre_hooks.values()  # noqa: SLF001 - no public way to list hooks
+    hooks = forward_pre_hooks(module)
     if any(getattr(hook, "__module__", None) == _COMPOSABLE_CHECKPOINT for hook in hooks):
         return "torch.distributed._composable.checkpoint"
     return "none"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from activation_swap.core.torch_private import (
     compiled_call,
     in_backward,
+    is_replica,
     top_saved_tensor_hooks,
     under_dynamo,
 )
@@ -67,10 +68,8 @@ def shallow_copy_error(site: HookedSite, module: Any) -> Exception:
 
     DataParallel makes such copies, one per device, whose weights are no parameters.
     """
-    replica = getattr(module, "_is_replica", False)
-    return Reason.SHALLOW_COPY.error(
-        where=site.fqn, found="a replica of DataParallel" if replica else "a copy of the module"
-    )
+    found = "a replica of DataParallel" if is_replica(module) else "a copy of the module"
+    return Reason.SHALLOW_COPY.error(where=site.fqn, found=found)
 
 
 def _checkpointing(site: HookedSite, found: str) -> Exception:

@@ -25,7 +25,9 @@ __all__ = [
     "free_pinned_cache",
     "in_backward",
     "input_dtype_of_cast",
+    "is_compiled",
     "is_parameter_cast",
+    "is_replica",
     "is_traceable_wrapper_subclass",
     "pop_saved_tensor_hooks",
     "profiling",
@@ -75,6 +77,20 @@ def compiled_call(*modules: nn.Module) -> bool:
         if module._compiled_call_impl is not None:
             return True
     return False
+
+
+def is_compiled(function: Any) -> bool:
+    """Whether ``torch.compile`` made this function (2.0+).
+
+    ``torch.compiler.disable`` marks its result in the same way, and says so.
+    """
+    made = hasattr(function, "_torchdynamo_orig_callable")
+    return made and not getattr(function, "_torchdynamo_disable", False)
+
+
+def is_replica(module: nn.Module) -> bool:
+    """Whether ``module`` is one of the copies that DataParallel calls (1.0+)."""
+    return getattr(module, "_is_replica", False)
 
 
 def input_dtype_of_cast(tensor: torch.Tensor) -> torch.dtype | None:
@@ -157,12 +173,11 @@ def forward_pre_hooks(module: nn.Module) -> list[Any]:
     return list(module._forward_pre_hooks.values())
 
 
-def drop_forward_hooks(module: nn.Module, kind: type) -> int:
-    """Remove forward and pre-forward hooks that are instances of ``kind``; return their number.
+def drop_forward_hooks(module: nn.Module, kind: type) -> None:
+    """Remove forward and pre-forward hooks that are instances of ``kind``.
 
     A copied or unpickled module carries copies of hook objects without the handles to remove them.
     """
-    dropped = 0
     for hooks, companions in (
         (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),
         (
@@ -174,5 +189,3 @@ def drop_forward_hooks(module: nn.Module, kind: type) -> int:
             del hooks[key]
             for companion in companions:
                 companion.pop(key, None)
-            dropped += 1
-    return dropped

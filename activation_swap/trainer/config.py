@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from activation_swap._request import Mode  # noqa: TC001 - pydantic reads it
 from activation_swap.errors import Reason
 
 if TYPE_CHECKING:
@@ -20,14 +21,11 @@ __all__ = [
     "CompareSection",
     "Config",
     "DataSection",
-    "Mode",
     "ModelSection",
     "SGDSection",
     "load_config",
     "parse_config",
 ]
-
-Mode = Literal["none", "attention"]
 
 # YAML 1.1 reads `1e-4` (no dot) as a string, so numbers that people write that way are not strict.
 _Rate = Annotated[float, Field(strict=False, gt=0, allow_inf_nan=False)]

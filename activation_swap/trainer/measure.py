@@ -21,7 +21,8 @@ from activation_swap.trainer.progress import step_progress
 
 if TYPE_CHECKING:
     from activation_swap import Swap, SwapStats
-    from activation_swap.trainer.config import Config, Mode
+    from activation_swap._request import Mode
+    from activation_swap.trainer.config import Config
     from activation_swap.trainer.loop import StepResult
     from activation_swap.trainer.optimizer import Optimizer
     from activation_swap.trainer.progress import Advance
@@ -178,8 +179,7 @@ def measure_steps(
         step_time=StepTime.of(seconds),
         peak_device_bytes=peak,
         resident_saved_bytes_peak=stats.resident_bytes_peak,
-        # A read-only mapping does not travel between processes.
-        stats=replace(stats, kept_bytes=dict(stats.kept_bytes)),
+        stats=stats,
     )
 
 

@@ -20,7 +20,8 @@ from activation_swap.trainer.progress import step_progress
 from activation_swap.trainer.ranks import join_ranks
 
 if TYPE_CHECKING:
-    from activation_swap.trainer.config import Config, Mode
+    from activation_swap._request import Mode
+    from activation_swap.trainer.config import Config
     from activation_swap.trainer.measure import Measurement
     from activation_swap.trainer.ranks import Ranks
 

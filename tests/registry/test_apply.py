@@ -74,6 +74,14 @@ def test_applying_again_returns_the_same_live_swap(model: Any) -> None:
     assert hook_count(model) == hooks == 4
 
 
+def test_applying_again_without_a_policy_means_the_installed_one(model: Any) -> None:
+    swap = registry.apply("attention", model, policy=SwapPolicy(min_bytes=3))
+
+    assert registry.apply("attention", model) is swap
+    with pytest.raises(RejectedError, match="min_bytes=3"):
+        registry.apply("attention", model, policy=SwapPolicy())
+
+
 def test_applying_again_without_the_first_handle_finds_the_installation(model: Any) -> None:
     registry.apply("attention", model)
     gc.collect()

@@ -87,7 +87,7 @@ def compile_layer(model: Any) -> None:
 
 def swapped_with_a_policy(model: Any) -> Request:
     registry.apply("attention", model, policy=SwapPolicy(min_bytes=7))
-    return Request(model=model)
+    return Request(model=model, policy=SwapPolicy())
 
 
 def swapped_in_a_pipeline(model: Any) -> Request:
