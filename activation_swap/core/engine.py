@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from contextlib import nullcontext
 from operator import attrgetter
@@ -19,6 +18,7 @@ from activation_swap.core.narrowing import upper_halves
 from activation_swap.core.pinned_pool import aligned
 from activation_swap.core.torch_private import profiling
 from activation_swap.core.transfer import Copy
+from activation_swap.core.warning import warn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -269,12 +269,10 @@ class Engine:
         if self._warned:
             return
         self._warned = True
-        warnings.warn(
+        warn(
             f"activation_swap: attention could not get pinned host memory for {group.fqn} "
             f"({nbytes} bytes): {group.link.pool.failure}. Its saved tensors stay on the device; "
             "training goes on. Free host memory, or set activation_swap: none.",
-            RuntimeWarning,
-            stacklevel=2,
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +22,7 @@ from activation_swap.core.torch_private import (
     push_saved_tensor_hooks,
     top_saved_tensor_hooks,
 )
+from activation_swap.core.warning import warn
 from activation_swap.errors import Reason
 
 if TYPE_CHECKING:
@@ -121,12 +121,10 @@ class Tracer:
         for name in site.cache_arguments:
             if kwargs.get(name) is not None:
                 self._warned_of_cache = True
-                warnings.warn(
+                warn(
                     f"activation_swap: attention: {site.fqn} is given a key-value cache in a "
                     "training forward. It holds keys and values until it is dropped, and moving "
                     "them frees nothing before. Training needs no cache: pass use_cache=False.",
-                    RuntimeWarning,
-                    stacklevel=2,
                 )
 
     def leave(self, index: int, result: Any) -> None:
@@ -213,12 +211,10 @@ class InertHook:
         """Warn at the first training forward of a copy."""
         if self._speaks and torch.is_grad_enabled():
             self._speaks = False
-            warnings.warn(
+            warn(
                 f"{self._fqn} is part of a copy of a model under activation_swap: attention. The "
                 "copy trains without it. Call registry.apply on the copy, or Swap.remove before "
                 "copying.",
-                RuntimeWarning,
-                stacklevel=2,
             )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 from activation_swap._stats import KeepReason
+from activation_swap.core.warning import warn
 
 if TYPE_CHECKING:
     from activation_swap.core.engine import Engine
@@ -34,10 +34,8 @@ class NothingMoved:
             return
         self._warned = True
         kept = ", ".join(f"{reason.value}: {nbytes}" for reason, nbytes in kept_bytes.items())
-        warnings.warn(
+        warn(
             "activation_swap: attention moved nothing in a training forward; bytes kept on the "
             f"device by reason: {kept}. "
             "See SwapPolicy, or set activation_swap: none.",
-            RuntimeWarning,
-            stacklevel=2,
         )

@@ -18,8 +18,9 @@ def test_use_cache_is_named_once_and_changes_no_bit() -> None:
     registry.apply("attention", model, policy=SwapPolicy(min_bytes=1))
     ids = tokens(model)
     plain(input_ids=ids, labels=ids, use_cache=True).loss.backward()
-    with pytest.warns(RuntimeWarning, match="use_cache=False"):
+    with pytest.warns(RuntimeWarning, match="use_cache=False") as seen:
         model(input_ids=ids, labels=ids, use_cache=True).loss.backward()
+    assert [warning.filename for warning in seen] == [__file__]
     expected = gradients(plain)
     assert all(torch.equal(v, expected[k]) for k, v in gradients(model).items())
     with warnings.catch_warnings():
