@@ -4,8 +4,8 @@
 
 Two processes, one pipeline stage each, send activations and gradients through gloo. A trainer with
 a pipeline runtime of its own does the same three things: it says in which order a rank computes,
-lowers that order once, and calls the verbs around its compute. Microbatches may have different
-lengths, since nothing here depends on sizes.
+plans that order, and surrounds each compute call with ``ScheduleRunner.compute``. Microbatches may
+have different lengths, since nothing here depends on sizes.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ import torch.multiprocessing as mp
 from torch.nn import functional
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from activation_swap import SwapPolicy, TrainingSetup, registry
-from activation_swap.core.schedule.actions import Action, Kind
-from activation_swap.core.schedule.lowering import plan_rank
-from activation_swap.core.schedule.orders import one_f_one_b_order
+from activation_swap import Swap, SwapPolicy, TrainingSetup, registry
+from activation_swap.pipelining import (
+    Action,
+    Kind,
+    ScheduleRunner,
+    one_f_one_b_order,
+    plan_rank,
+)
 from activation_swap.trainer.stage import Stage, prune
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from activation_swap._verbs import GroupVerbs
 
 STAGES = 2
 LAYERS = 3  # per stage
@@ -52,14 +54,14 @@ def train(rank: int, address: str) -> None:
     model, stage = build_stage(rank)
     tokens = [torch.randint(VOCABULARY, (1, length)) for length in LENGTHS]
 
-    expected = step(stage, rank, tokens, groups=None)
+    expected = step(stage, rank, tokens, swap=registry.apply("none", model))
     swap = registry.apply(
         "attention",
         model,
         setup=TrainingSetup(pp_size=STAGES),
         policy=SwapPolicy(min_bytes=2048),  # this model is tiny
     )
-    swapped = step(stage, rank, tokens, groups=swap.groups)
+    swapped = step(stage, rank, tokens, swap=swap)
 
     stats = swap.stats()
     equal = all(torch.equal(a, b) for a, b in zip(expected, swapped, strict=True))
@@ -74,7 +76,7 @@ def train(rank: int, address: str) -> None:
 
 
 def step(
-    stage: Stage, rank: int, tokens: Sequence[torch.Tensor], *, groups: GroupVerbs | None
+    stage: Stage, rank: int, tokens: Sequence[torch.Tensor], *, swap: Swap
 ) -> list[torch.Tensor]:
     """Run forward and backward of every microbatch in 1F1B order.
 
@@ -84,38 +86,15 @@ def step(
     stage.zero_grad()
     order = one_f_one_b_order(stage=rank, stages=STAGES, microbatches=len(tokens))
     microbatches = Microbatches(stage, rank, tokens)
-    for lowered in plan_rank(order, attentions={rank: LAYERS}):
-        for action in lowered.before:
-            call_verb(groups, action)
-        for action in lowered.step.members:
-            if action.kind is Kind.FORWARD:
-                microbatches.forward(action.microbatch)
-                if groups is not None:
-                    groups.set_group(None)
-            else:
-                microbatches.backward(action.microbatch)
-        for action in lowered.after:
-            call_verb(groups, action)
+    runner = ScheduleRunner(swap.groups)  # one for all steps, in a real loop; and so the plan
+    runner.begin_step(plan_rank(order, attentions={rank: LAYERS}))
+    for scheduled in order:
+        for action in scheduled.members:
+            with runner.compute(action):
+                microbatches.compute(action)
     microbatches.finish()
     gradients = [weight.grad for weight in stage.parameters() if weight.grad is not None]
     return [*microbatches.losses, *(gradient.clone() for gradient in gradients)]
-
-
-def call_verb(groups: GroupVerbs | None, action: Action) -> None:
-    """Do one swap action of the plan."""
-    if groups is None:
-        return
-    match action.kind:
-        case Kind.SET_GROUP:
-            groups.set_group(action.key, keep=action.keep)
-        case Kind.OFFLOAD:
-            groups.launch_offload(action.key)
-        case Kind.WAIT_OFFLOAD:
-            groups.wait_offload(action.key)
-        case Kind.RELOAD:
-            groups.launch_reload(action.key)
-        case Kind.WAIT_RELOAD:
-            groups.wait_reload(action.key)
 
 
 class Microbatches:
@@ -129,6 +108,13 @@ class Microbatches:
         self._inputs: dict[int, torch.Tensor] = {}
         self._outputs: dict[int, torch.Tensor] = {}
         self._sends: list[Any] = []
+
+    def compute(self, action: Action) -> None:
+        """Do what the schedule says."""
+        if action.kind is Kind.FORWARD:
+            self.forward(action.microbatch)
+        else:
+            self.backward(action.microbatch)
 
     def forward(self, microbatch: int) -> None:
         """Receive (or read) the input of a microbatch, compute, send (or take the loss)."""

@@ -17,7 +17,15 @@ __all__ = ["gpipe_order", "one_f_one_b_order"]
 
 
 def gpipe_order(*, stage: int, microbatches: int) -> ComputeOrder:
-    """All forwards, then all backwards."""
+    """All forwards, then all backwards.
+
+    Args:
+        stage: Index of this rank's stage.
+        microbatches: Microbatches per step.
+
+    Returns:
+        What the rank computes.
+    """
     return tuple(
         _step(stage, kind, microbatch)
         for kind in (Kind.FORWARD, Kind.FULL_BACKWARD)
@@ -26,7 +34,16 @@ def gpipe_order(*, stage: int, microbatches: int) -> ComputeOrder:
 
 
 def one_f_one_b_order(*, stage: int, stages: int, microbatches: int) -> ComputeOrder:
-    """``stages - stage`` forwards, then a backward and a forward by turns, then the rest."""
+    """``stages - stage`` forwards, then a backward and a forward by turns, then the rest.
+
+    Args:
+        stage: Index of this rank's stage.
+        stages: Number of stages.
+        microbatches: Microbatches per step.
+
+    Returns:
+        What the rank computes.
+    """
     warmup = min(microbatches, stages - stage)
     order = [_step(stage, Kind.FORWARD, microbatch) for microbatch in range(warmup)]
     for microbatch in range(microbatches):
