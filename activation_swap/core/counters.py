@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 from activation_swap._stats import SwapStats
 
@@ -37,32 +37,18 @@ class Counters:
         """Count device bytes that it no longer keeps alive."""
         self.resident_bytes -= nbytes
 
-    def reset(self) -> None:
-        """Start anew; what is resident stays so."""
-        self.offloaded_bytes = 0
-        self.reloaded_bytes = 0
-        self.offloaded_storages = 0
-        self.saved_bytes = 0
-        self.reload_misses = 0
-        self.late_releases = 0
-        self.resident_bytes_peak = self.resident_bytes
-        self.kept_bytes = Counter()
+    def anew(self) -> Counters:
+        """Return counters that start now; what is resident stays so."""
+        resident = self.resident_bytes
+        return Counters(resident_bytes=resident, resident_bytes_peak=resident)
 
-    def snapshot(
-        self, *, live_groups: int, host_bytes_in_use: int, host_bytes_reserved: int
-    ) -> SwapStats:
-        """Return the public, frozen form."""
-        return SwapStats(
-            offloaded_bytes=self.offloaded_bytes,
-            reloaded_bytes=self.reloaded_bytes,
-            offloaded_storages=self.offloaded_storages,
-            saved_bytes=self.saved_bytes,
-            reload_misses=self.reload_misses,
-            late_releases=self.late_releases,
-            live_groups=live_groups,
-            host_bytes_in_use=host_bytes_in_use,
-            host_bytes_reserved=host_bytes_reserved,
-            resident_bytes=self.resident_bytes,
-            resident_bytes_peak=self.resident_bytes_peak,
-            kept_bytes={k: v for k, v in sorted(self.kept_bytes.items()) if v},
-        )
+    def snapshot(self, **gauges: int) -> SwapStats:
+        """Return the public, frozen form.
+
+        Args:
+            gauges: The fields of ``SwapStats`` that are not counted here.
+        """
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        values |= gauges
+        values["kept_bytes"] = {k: v for k, v in sorted(self.kept_bytes.items()) if v}
+        return SwapStats(**values)

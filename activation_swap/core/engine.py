@@ -173,7 +173,7 @@ class Engine:
         """Start the counters anew."""
         with self._lock:
             self._gain(0)
-            self._counters.reset()
+            self._counters = self._counters.anew()
 
     def close(self) -> None:
         """Give the pinned memory up; live graphs stay right."""
