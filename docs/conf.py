@@ -40,11 +40,8 @@ napoleon_use_ivar = True
 # Names of other projects: their inventories are on the network, and this site builds without one.
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|nn|transformers|pathlib|collections|typing|argparse|enum)(\..*)?"),
-    (
-        (r"py:class", r"PreTrainedModel"),
-        r"py:.*",
-        r"(Any|PreTrainedModel|Callable|Iterator|Iterable|Mapping|Sequence|Path|StrEnum|Enum|Protocol)",
-    ),
+    (r"py:.*", r"(Any|Callable|Iterator|Iterable|Mapping|Sequence|Path|StrEnum|Enum|Protocol)"),
+    (r"py:class", r"PreTrainedModel"),
     (r"py:.*", r"(dict|Mapping)\[.*"),
     (r"py:class", r"activation_swap\._swap\.Installation"),  # the private half of a Swap
 ]
