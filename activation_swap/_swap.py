@@ -21,6 +21,9 @@ class Installation(Protocol):
     def groups(self) -> GroupVerbs:
         """The verbs of a pipeline scheduler, keyed by (stage, microbatch)."""
 
+    def describe(self) -> str:
+        """What ``repr`` says of it."""
+
     def stats(self) -> SwapStats:
         """Counters since the last reset."""
 
@@ -46,7 +49,9 @@ class Swap:
         self._installation = installation
 
     def __repr__(self) -> str:
-        return f"Swap(active={self.active})"
+        if self._installation is None or not self._installation.active:
+            return "Swap(active=False)"
+        return f"Swap(active=True, {self._installation.describe()})"
 
     @property
     def active(self) -> bool:

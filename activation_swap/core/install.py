@@ -89,6 +89,13 @@ class InstalledSwap:
             module.register_forward_hook(after, with_kwargs=True, always_call=True),
         )
 
+    def describe(self) -> str:
+        """Return the number of attentions and, under a pipeline, whether a schedule is followed."""
+        attentions = f"attentions={len(self.sites)}"
+        if self._groups is None:
+            return attentions
+        return f"{attentions}, attached={self._attachment is not None}"
+
     def stats(self) -> SwapStats:
         """Return the counters since the last reset."""
         return self._engine.stats()

@@ -65,6 +65,7 @@ def test_a_second_schedule_takes_the_place_of_the_first() -> None:
             run.schedule = kind(run.stages[0], n_microbatches=microbatches, loss_fn=loss_of)
         swap.attach(pipeline.schedule)
         swap.attach(pipeline.schedule)
+        assert repr(swap) == "Swap(active=True, attentions=3, attached=True)"
         swap.reset_stats()
         assert plain.step(0).equals(pipeline.step(0))
         assert swap.stats().offloaded_bytes > 0

@@ -74,6 +74,16 @@ def test_applying_again_returns_the_same_live_swap(model: Any) -> None:
     assert hook_count(model) == hooks == 4
 
 
+def test_a_swap_says_what_it_is(model: Any) -> None:
+    swap = registry.apply("attention", model)
+    assert repr(swap) == "Swap(active=True, attentions=2)"
+    swap.remove()
+    assert repr(swap) == "Swap(active=False)"
+
+    swap = registry.apply("attention", model, setup=TrainingSetup(pp_size=2))
+    assert repr(swap) == "Swap(active=True, attentions=2, attached=False)"
+
+
 def test_applying_again_without_a_policy_means_the_installed_one(model: Any) -> None:
     swap = registry.apply("attention", model, policy=SwapPolicy(min_bytes=3))
 
