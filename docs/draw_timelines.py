@@ -18,8 +18,8 @@ from matplotlib.patches import Patch
 from activation_swap.core.schedule.actions import Kind
 from activation_swap.core.schedule.liveness import find_chunks
 from activation_swap.core.schedule.lowering import plan_rank
-from activation_swap.core.schedule.timeline import simulate_time
 from activation_swap.core.schedule.torch_pipelining import compute_orders
+from activation_swap.trainer.pipeline_time import simulate_time
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

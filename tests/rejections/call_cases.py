@@ -201,7 +201,7 @@ def plan_nonsense(_: Any) -> None:
 
 def deadlock(_: Any) -> None:
     from activation_swap.core.schedule.actions import parse_plan
-    from activation_swap.core.schedule.timeline import simulate_time
+    from activation_swap.trainer.pipeline_time import simulate_time
 
     orders = {
         0: tuple(lowered.step for lowered in parse_plan("0F0 0B0 0F1 0B1")),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from activation_swap.core.schedule.actions import Action, Kind, parse_plan
-from activation_swap.core.schedule.timeline import Interval, simulate_time
 from activation_swap.core.schedule.torch_pipelining import compute_orders
 from activation_swap.errors import Reason, RejectedError
+from activation_swap.trainer.pipeline_time import Interval, simulate_time
 from tests.schedule.fake_world import SCHEDULES
 
 pytestmark = pytest.mark.unit
