@@ -109,7 +109,7 @@ def _bytes_or_none(value: Any) -> bool:
 
 def _slab_size(value: Any) -> bool:
     # Blocks are cut into multiples of 512 bytes.
-    return _whole(value) and value >= 512 and value & (value - 1) == 0  # noqa: PLR2004
+    return _whole(value) and value >= 512 and value.bit_count() == 1  # noqa: PLR2004
 
 
 def _share(value: Any) -> bool:

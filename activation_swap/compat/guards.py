@@ -43,11 +43,12 @@ def guard(sites: Sequence[Site], names: Mapping[nn.Module, str]) -> tuple[Check,
     Returns:
         One check for each subject.
     """
-    owners = [owner for site in sites for owner in site.owners]
-    inner = [module for site in sites for module in site.module.modules()]
-    named = {
-        names.get(module, qualified_name(type(module))): module for module in (*owners, *inner)
-    }
+    named: dict[str, nn.Module] = {}
+    for site in sites:
+        for depth, owner in enumerate(site.owners):
+            named[names.get(owner, f"owners[{depth}] of {site.fqn}")] = owner
+        for name, module in site.module.named_modules(prefix=site.fqn):
+            named[names.get(module, name)] = module
     return (
         _eager(named),
         _no_checkpoint_wrapper(named),
@@ -97,14 +98,12 @@ def _checkpoint_wrapper(module: nn.Module) -> str:
 
 
 def _no_checkpointing(sites: Sequence[Site], names: Mapping[nn.Module, str]) -> Check:
-    flag_owners = {site.checkpoint_flag_owner: None for site in sites}
-    found = {
-        names.get(owner, qualified_name(type(owner))): (
-            "on" if getattr(owner, "gradient_checkpointing", False) else "off"
-        )
-        for owner in flag_owners
-        if owner is not None
-    }
+    found = {}
+    for site in sites:
+        owner = site.checkpoint_flag_owner
+        if owner is not None:
+            on = getattr(owner, "gradient_checkpointing", False)
+            found[names.get(owner, f"the flag owner of {site.fqn}")] = "on" if on else "off"
     return compare(Reason.CHECKPOINTING_ON, "gradient checkpointing", expected="off", found=found)
 
 

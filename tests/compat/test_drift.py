@@ -216,6 +216,14 @@ def test_a_newer_release_without_drift_is_applied_with_one_warning() -> None:
 
     assert swap.active
     assert len(warned) == 1
+
+
+def test_the_warning_of_a_newer_release_names_the_line_that_applies() -> None:
+    newer = Registry([Qwen3MoeAttention(transformers_version="5.26.0rc1")])
+
+    with pytest.warns(UserWarning, match="is newer") as warned:
+        newer.apply("attention", tiny_model())
+
     assert warned[0].filename == __file__
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -47,9 +48,10 @@ def test_own_forward(linear: Any) -> None:
         (functools.wraps(nn.Linear.forward)(lambda x: x), f"Linear.forward, defined in {__name__}"),
         (torch.no_grad()(replacement), f"replacement, defined in {__name__}"),
         (Patch(), f"{__name__}.Patch, defined in {__name__}"),
+        (MethodType(Patch(), object()), f"{__name__}.Patch, defined in {__name__}"),
         (max, "max, defined in builtins"),
     ],
-    ids=["function", "partial", "wraps", "decorated", "object", "builtin"],
+    ids=["function", "partial", "wraps", "decorated", "object", "bound object", "builtin"],
 )
 def test_replaced_forward_names_who_did_it(linear: Any, forward: Any, who: str) -> None:
     linear.forward = forward

@@ -142,6 +142,7 @@ def test_the_core_is_not_asked_for_more_than_the_attention(model: Any) -> None:
     assert layer.module is model.model.layers[1].self_attn
     assert layer.owners == (model, model.model, model.model.layers[1])
     assert layer.checkpoint_flag_owner is model.model.layers[1]
+    assert layer.cache_arguments == ("cache", "past_key_values", "past_key_value")
     assert layer.returns == 2
 
 

@@ -50,10 +50,14 @@ def patch_case(reason: Reason, name: str, patch: Callable[[pytest.MonkeyPatch], 
     return ApplyCase(reason, name, lambda model: Request(model=model, around=around))
 
 
-def attention_class() -> Any:
-    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeAttention as Attention
+def modeling() -> Any:
+    from transformers.models.qwen3_moe import modeling_qwen3_moe
 
-    return Attention
+    return modeling_qwen3_moe
+
+
+def attention_class() -> Any:
+    return modeling().Qwen3MoeAttention
 
 
 def checkpointing_layer() -> Any:
@@ -170,6 +174,11 @@ MODEL_CASES = (
         Reason.FOREIGN_CLASS,
         "attention-of-the-same-name",
         lambda model: imitate(model.model.layers[1].self_attn),
+    ),
+    patch_case(
+        Reason.FOREIGN_CLASS,
+        "attention-class-gone-from-its-module",
+        lambda patch: patch.delattr(modeling(), "Qwen3MoeAttention"),
     ),
     change_case(
         Reason.MISSING_PART,

@@ -87,3 +87,5 @@ def test_explain_says_the_same(case: ApplyCase) -> None:
     assert not explanation.supported
     assert explanation.rejections[0].reason is case.reason
     assert case.reason.value.code in str(explanation)
+    for check in explanation.checks:
+        assert all(isinstance(text, str) for text in (check.subject, check.expected, check.found))
