@@ -120,6 +120,7 @@ DRIFTS: list[tuple[str, Callable[[Any, pytest.MonkeyPatch], None], list[str]]] =
         [
             "AS203 parts of the model, at model.layers.0.self_attn (+1 more)",
             "AS210 attention elsewhere, at model.layers.0.attention (+1 more)",
+            "  expected nothing",
         ],
     ),
     (

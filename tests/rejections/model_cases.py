@@ -109,6 +109,19 @@ def swap_layers(model: Any) -> None:
     model.model.layers = nn.ModuleList([second, first])
 
 
+def rotate_layers(model: Any) -> None:
+    """Put the first of four layers last."""
+    model.config.num_hidden_layers = 4
+    model.config.layer_types = ["full_attention"] * 4
+    cls = type(model.model.layers[0])
+    model.model.layers = nn.ModuleList([cls(model.config, index) for index in (1, 2, 3, 0)])
+
+
+def forget_indices(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.layer_idx = None
+
+
 def forward_of_a_user(
     self: Any,
     hidden_states: Any,
@@ -147,9 +160,7 @@ MODEL_CASES = (
     ),
     change_case(Reason.MISSING_PART, "attention-moved", move_attention),
     change_case(Reason.MISSING_PART, "attention-is-no-module", call_attention_through_a_list),
-    change_case(
-        Reason.MISSING_PART, "model-without-body", lambda model: setattr(model, "model", None)
-    ),
+    change_case(Reason.MISSING_PART, "model-without-body", lambda model: delattr(model, "model")),
     change_case(
         Reason.MISSING_PART,
         "layers-removed",
@@ -217,9 +228,11 @@ MODEL_CASES = (
     change_case(
         Reason.LAYER_INDEX,
         "layer-index-missing",
-        lambda model: setattr(model.model.layers[1].self_attn, "layer_idx", None),
+        lambda model: delattr(model.model.layers[1].self_attn, "layer_idx"),
         pipelined=True,
     ),
+    change_case(Reason.LAYER_INDEX, "layer-indices-missing", forget_indices, pipelined=True),
+    change_case(Reason.LAYER_INDEX, "layers-rotated", rotate_layers),
     release_case(Reason.ATTENTION_SIGNATURE, "signature-of-a-newer-release", "5.23.0"),
     release_case(Reason.ATTENTION_SIGNATURE, "everything-of-an-older-release", "4.52.4"),
     patch_case(
@@ -231,6 +244,11 @@ MODEL_CASES = (
         Reason.ATTENTION_PARTS,
         "attention-without-norm",
         lambda model: setattr(model.model.layers[0].self_attn, "q_norm", nn.Identity()),
+    ),
+    change_case(
+        Reason.ATTENTION_PARTS,
+        "attention-without-projection",
+        lambda model: delattr(model.model.layers[1].self_attn, "o_proj"),
     ),
     change_case(
         Reason.MISPLACED_ATTENTION,
