@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
+from weakref import ref
 
 import pytest
 import torch
@@ -103,6 +105,41 @@ def test_wrappers_that_others_wrapped_drive_nothing_after_remove() -> None:
     swap.remove()
     pipeline.step(0)
     assert attachment._runner._mode.name == "PASSIVE"
+
+
+@pytest.mark.parametrize("name", ["GPipe", "Interleaved1F1B"])
+def test_an_attached_model_dies_with_its_last_reference(name: str) -> None:
+    pipeline = Pipeline(name, microbatches=4, layers_per_stage=3)
+    swap = applied(pipeline)
+    swap.attach(pipeline.schedule)
+    pipeline.step(0)
+    assert swap.stats().offloaded_bytes > 0
+    gc.collect()
+    gc.disable()
+    try:
+        model, schedule = ref(pipeline.modules[-1]), ref(pipeline.schedule)
+        del pipeline
+        assert schedule() is None
+        assert model() is None
+    finally:
+        gc.enable()
+    swap.remove()
+
+
+def test_stages_in_a_schedule_that_was_never_attached_are_followed() -> None:
+    plain, pipeline = (Pipeline("GPipe", microbatches=4, layers_per_stage=3) for _ in range(2))
+    swap = applied(pipeline)
+    swap.attach(pipeline.schedule)
+    for run in (plain, pipeline):
+        run.schedule = ScheduleGPipe(run.stages[0], n_microbatches=3, loss_fn=loss_of)
+        run.microbatches = 3
+    misses = []
+    for seed in range(3):
+        swap.reset_stats()
+        assert plain.step(seed).equals(pipeline.step(seed))
+        assert swap.stats().offloaded_bytes > 0
+        misses.append(swap.stats().reload_misses)
+    assert misses[-1] == 0
 
 
 def test_only_attentions_that_move_count_in_the_plan() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import ref
 
 import torch
 from torch.distributed.pipelining import schedules as torch_schedules
@@ -171,7 +172,9 @@ class Attachment:
         verbs: GroupVerbs,
         attentions: Mapping[int, int],
     ) -> None:
-        self._schedule = schedule
+        # Modules reach this through their hooks, and schedules hold modules: none of it keeps the
+        # model alive.
+        self._schedule = ref(schedule)
         self._attentions = attentions
         self._deferred = frozenset(stage.stage_index for stage in stages if stage.dw_builder)
         self._runner = ScheduleRunner(verbs)
@@ -206,18 +209,21 @@ class Attachment:
         if not self._calls:
             # Detached; but somebody wrapped the wrapper, and so still calls it.
             return
-        self._update_plan()
-        if self._schedule._has_backward and torch.is_grad_enabled():
+        schedule = self._schedule()
+        self._update_plan(schedule)
+        # Without it, its stages serve a schedule that was never attached: that one is learned.
+        has_backward = schedule is None or schedule._has_backward
+        if has_backward and torch.is_grad_enabled():
             self._runner.begin_step(self._plan)
         else:
             self._runner.begin_passive()
 
-    def _update_plan(self) -> None:
+    def _update_plan(self, schedule: Any | None) -> None:
         """Plan what the schedule lists, once; or else what it was seen to do."""
-        source = _order_source(self._schedule)
+        source = self._source if schedule is None else _order_source(schedule)
         if source != self._source:
             self._source = source
-            self._plan = self._lower(read_order(self._schedule))
+            self._plan = self._lower(read_order(schedule))
         elif self._runner.desynced:
             # It does not do what it lists. The next step is recorded, and followed from then on.
             self._plan = None
@@ -234,20 +240,26 @@ class _StageCall:
     """A method of a stage, on the instance, in place of the one of its class."""
 
     def __init__(self, stage: Any, name: str) -> None:
-        self._stage = stage
+        self._stage = ref(stage)
         self._name = name
-        self._had_own = name in vars(stage)
-        self._original: Callable[..., Any] = getattr(stage, name)
+        self._own: Callable[..., Any] | None = vars(stage).get(name)
         setattr(stage, name, self)
+
+    def _original(self, *args: Any, **kwargs: Any) -> Any:
+        if self._own is not None:
+            return self._own(*args, **kwargs)
+        stage = self._stage()
+        return getattr(type(stage), self._name)(stage, *args, **kwargs)
 
     def restore(self) -> None:
         """Take the wrapper off, unless somebody wrapped it in turn: then it only passes calls."""
-        if vars(self._stage).get(self._name) is not self:
+        stage = self._stage()
+        if stage is None or vars(stage).get(self._name) is not self:
             return
-        if self._had_own:
-            setattr(self._stage, self._name, self._original)
+        if self._own is not None:
+            setattr(stage, self._name, self._own)
         else:
-            delattr(self._stage, self._name)
+            delattr(stage, self._name)
 
 
 class _ComputeCall(_StageCall):
@@ -257,12 +269,13 @@ class _ComputeCall(_StageCall):
     microbatch: ClassVar[str] = "bwd_chunk_id"
 
     def __init__(self, stage: Any, name: str, runner: ScheduleRunner) -> None:
+        self._index = stage.stage_index
         self._runner = runner
         super().__init__(stage, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         microbatch = args[0] if args else kwargs[self.microbatch]
-        action = Action(self._stage.stage_index, self._kind_of(args, kwargs), microbatch)
+        action = Action(self._index, self._kind_of(args, kwargs), microbatch)
         with self._runner.compute(action):
             return self._original(*args, **kwargs)
 
