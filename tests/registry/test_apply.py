@@ -247,9 +247,8 @@ def test_a_stage_without_attention_is_a_logged_no_op(
     with caplog.at_level(logging.INFO, logger="activation_swap"):
         swap = registry.apply("attention", stage, setup=PIPELINE)
 
-    checks = {
-        check.subject: check.found for check in registry.explain(stage, setup=PIPELINE).checks
-    }
+    checks = registry.explain(stage, setup=PIPELINE).checks
+    found = {check.subject: check.found for check in checks}
     assert found["layer_idx of the attention"] == "none here"
     assert not swap.active
     assert [record.getMessage() for record in caplog.records] == [
