@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine"]
 
+_NO_RANGE = nullcontext()
+
 
 class Engine:
     """The state of one swap: its groups, its links, its counters.
@@ -279,5 +281,5 @@ class Engine:
 def _range(verb: str, group: Group) -> Any:
     """Return a profiler range, or an empty context when nobody records."""
     if not profiling():
-        return nullcontext()
+        return _NO_RANGE
     return torch.profiler.record_function(f"activation_swap::{verb}({group.fqn})")

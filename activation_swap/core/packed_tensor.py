@@ -83,21 +83,14 @@ class Origin:
         self.group = ref(group)
 
 
-class KeptTensor:
-    """Stands for a tensor that stays on the device.
+class KeptTensor(tuple[Origin, "torch.Tensor", int]):
+    """Stands for a tensor that stays on the device: (origin, alias, version at save).
 
-    Args:
-        origin: The call that saves it.
-        tensor: What is saved.
+    The alias must not carry the saved tensor's own graph: a node that saves its output would keep
+    itself alive for good. A tuple, since making one runs no Python code: twenty for each attention.
     """
 
-    __slots__ = ("_alias", "_origin", "_version")
-
-    def __init__(self, origin: Origin, tensor: torch.Tensor) -> None:
-        self._origin = origin
-        # Detached: a node's own output would keep its graph alive for good.
-        self._alias = tensor.detach()
-        self._version = tensor._version
+    __slots__ = ()
 
     def unpack(self) -> torch.Tensor:
         """Return an alias of the saved tensor.
@@ -105,12 +98,12 @@ class KeptTensor:
         Raises:
             InPlaceChangeError: The tensor was changed in place since it was saved.
         """
-        group = self._origin.group()
+        origin, alias, version = self
+        group = origin.group()
         if group is not None and group.armed:
             group.engine.begin_backward(group)
-        alias = self._alias
-        if alias._version != self._version:
-            raise _changed_in_place(self._origin.fqn, alias)
+        if alias._version != version:
+            raise _changed_in_place(origin.fqn, alias)
         return alias
 
 

@@ -114,7 +114,7 @@ class Recorder:
             return PackedTensor(saved, tensor)
         # What holds a storage holds all of it: one reason to keep it is enough.
         if address in self._kept:
-            return KeptTensor(self._origin, tensor)
+            return KeptTensor((self._origin, tensor.detach(), tensor._version))
         if nbytes < self._min_bytes:
             reason = KeepReason.SMALL
         else:
@@ -127,7 +127,7 @@ class Recorder:
                 self.storages.append(saved)
                 return PackedTensor(saved, tensor)
             reason = why
-        kept = self._kept[address] = KeptTensor(self._origin, tensor)
+        kept = self._kept[address] = KeptTensor((self._origin, tensor.detach(), tensor._version))
         self.kept_bytes[reason] = self.kept_bytes.get(reason, 0) + nbytes
         return kept
 
@@ -217,7 +217,7 @@ class Recorder:
         nbytes = tensor.numel() * tensor.itemsize
         reason = KeepReason.UNSUPPORTED
         self.kept_bytes[reason] = self.kept_bytes.get(reason, 0) + nbytes
-        return KeptTensor(self._origin, tensor)
+        return KeptTensor((self._origin, tensor.detach(), tensor._version))
 
 
 def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
