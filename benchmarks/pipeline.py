@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from activation_swap import Swap, SwapPolicy, TrainingSetup, registry
-from activation_swap.core.schedule.torch_pipelining import compute_orders
+from activation_swap.core.schedule.torch_orders import compute_orders
 from activation_swap.trainer.device import (
     determinism,
     peak_device_bytes,

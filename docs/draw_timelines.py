@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 from activation_swap.core.schedule.actions import Kind
 from activation_swap.core.schedule.liveness import find_chunks
 from activation_swap.core.schedule.lowering import plan_rank
-from activation_swap.core.schedule.torch_pipelining import compute_orders
+from activation_swap.core.schedule.torch_orders import compute_orders
 from activation_swap.trainer.pipeline_time import simulate_time
 
 if TYPE_CHECKING:

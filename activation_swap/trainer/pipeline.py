@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from activation_swap import TrainingSetup, registry
-from activation_swap.core.schedule.torch_pipelining import compute_orders
+from activation_swap.core.schedule.torch_orders import compute_orders
 from activation_swap.trainer.corpus import open_corpus
 from activation_swap.trainer.device import determinism, peak_device_bytes, synchronize
 from activation_swap.trainer.loop import StepResult

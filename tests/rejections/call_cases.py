@@ -211,7 +211,7 @@ def deadlock(_: Any) -> None:
 
 
 def impossible_shape(_: Any) -> None:
-    from activation_swap.core.schedule.torch_pipelining import compute_orders
+    from activation_swap.core.schedule.torch_orders import compute_orders
 
     compute_orders("1F1B", pp_size=2, microbatches=1, stages_per_rank=1)
 

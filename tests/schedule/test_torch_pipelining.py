@@ -11,12 +11,8 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from activation_swap.core.schedule.liveness import find_order_problem
 from activation_swap.core.schedule.lowering import plan_rank
-from activation_swap.core.schedule.torch_pipelining import (
-    Attachment,
-    attach,
-    compute_orders,
-    read_order,
-)
+from activation_swap.core.schedule.torch_orders import compute_orders, read_order
+from activation_swap.core.schedule.torch_pipelining import Attachment, attach
 from activation_swap.core.schedule.validation import validate
 from activation_swap.core.site import HookedSite, Site
 from activation_swap.errors import ActivationSwapError, Reason

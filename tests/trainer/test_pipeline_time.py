@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from activation_swap.core.schedule.actions import Action, Kind, parse_plan
-from activation_swap.core.schedule.torch_pipelining import compute_orders
+from activation_swap.core.schedule.torch_orders import compute_orders
 from activation_swap.errors import Reason, RejectedError
 from activation_swap.trainer.pipeline_time import Interval, simulate_time
 from tests.schedule.fake_world import SCHEDULES
