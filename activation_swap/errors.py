@@ -58,8 +58,7 @@ class ActivationSwapError(Exception):
 
     def _render(self) -> str:
         spec = self.reason.value
-        consequence = f"; {spec.consequence}" if spec.consequence else ""
-        lines = [f"{spec.code}: {spec.summary}{consequence}."]
+        lines = [f"{spec.code}: {spec.summary}; {spec.consequence}."]
         if self.where is not None:
             lines.append(f"  where:    {self.where}")
         lines.append(f"  found:    {self.found}")
@@ -79,7 +78,7 @@ class ActivationSwapError(Exception):
 
     def within(self, prefix: str) -> ActivationSwapError:
         """Return this error with ``prefix`` before the place that it is about."""
-        where = prefix.rstrip(".") if self.where is None else prefix + self.where
+        where = prefix.removesuffix(".") if self.where is None else prefix + self.where
         return _rebuild(self.reason, self._data() | {"where": where})
 
     def _data(self) -> dict[str, Any]:

@@ -52,8 +52,7 @@ def check_call(site: HookedSite, transfer: Transfer) -> None:
         raise _checkpointing(site, "the forward runs again inside of a backward")
     hooks = top_saved_tensor_hooks()
     if hooks is not None:
-        module = getattr(hooks[0], "__module__", None) or ""
-        if module.startswith("torch.utils.checkpoint"):
+        if str(getattr(hooks[0], "__module__", None)).startswith("torch.utils.checkpoint"):
             raise _checkpointing(site, "the forward runs inside of torch.utils.checkpoint")
         raise Reason.OUTER_HOOKS.error(where=site.fqn, found=f"{hooks[0]!r}")
     called = [module for known in site.called if (module := known()) is not None]

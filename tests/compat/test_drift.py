@@ -132,6 +132,11 @@ DRIFTS: list[tuple[str, Callable[[Any, pytest.MonkeyPatch], None], list[str]]] =
         ],
     ),
     (
+        "layers-fewer-than-the-configuration-says",
+        lambda model, _: model.model.layers.__delitem__(1),
+        ["AS206 number of layers, at model.layers"],
+    ),
+    (
         "layer-without-attention",
         drop_attention,
         ["AS203 parts of the model, at model.layers.1.self_attn"],

@@ -144,6 +144,17 @@ def test_every_rule_of_a_plan(good: str, bad: str, step: int, part: str) -> None
     assert marked[0].startswith(f"step {step}:")
 
 
+def test_a_reload_between_the_halves_of_a_backward_is_late_where_the_first_runs_all() -> None:
+    plan = parse_plan("0SET_GROUP0 0F0 0OFFLOAD0 0WAIT_OFFLOAD0 0I0 0RELOAD0 0WAIT_RELOAD0 0W0")
+    validate(plan)
+
+    with pytest.raises(RejectedError) as caught:
+        validate(plan, deferred_weight_stages={0})
+
+    assert caught.value.found == "0RELOAD0 comes after the first use of stage 0, microbatch 0"
+    assert caught.value.where == "rank 0, step 2"
+
+
 @pytest.mark.parametrize(
     ("stage", "expected"),
     [

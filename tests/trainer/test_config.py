@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,7 @@ def test_what_is_just_legal(raw: dict[str, Any]) -> None:
         ({"sequence_length": 1}, "sequence_length"),
         ({"seed": -1}, "seed"),
         ({"seed": 2**63}, "seed"),
+        ({"seed": date(2026, 1, 1)}, "seed"),  # YAML knows dates
         ({"cpu_threads": 0}, "cpu_threads"),
         ({"deterministic": 1}, "deterministic"),
         ({"checkpoint": {"keep": 0}}, "checkpoint.keep"),
@@ -225,22 +227,41 @@ def test_empty_file_is_all_defaults(tmp_path: Path) -> None:
 
 def test_overrides_are_yaml_on_top_of_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, "steps: 3\nmodel: {dtype: float32}\n")
-    config = load_config(path, ["model.dtype=bfloat16", "steps=5", "data.files=[a, b]"])
-    assert (config.model.dtype, config.steps, config.data.files) == ("bfloat16", 5, ("a", "b"))
+    config = load_config(path, ["model.dtype=bfloat16", "steps=5", "data.files=[a, b=c]"])
+    assert (config.model.dtype, config.steps, config.data.files) == ("bfloat16", 5, ("a", "b=c"))
 
 
-@pytest.mark.parametrize("override", ["steps", "steps.a=3"])
-def test_bad_override_is_rejected(override: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("override", "found"),
+    [
+        ("steps", "TypeError: override 'steps' is not key=value"),
+        ("steps.a=3", "TypeError: 'int' object does not support item assignment"),
+    ],
+)
+def test_bad_override_is_rejected(override: str, found: str, tmp_path: Path) -> None:
     with pytest.raises(RejectedError) as caught:
         load_config(write(tmp_path, "steps: 3\n"), [override])
     assert caught.value.reason is Reason.UNREADABLE_CONFIG
+    assert caught.value.found == found
 
 
 def test_trajectory_leaves_out_where_and_how_long() -> None:
-    here = parse_config({"steps": 3, "output": "a", "activation_swap": "attention"})
-    there = parse_config({"steps": 9, "output": "b"})
+    changes = {
+        "activation_swap": "attention",
+        "device": "cpu",
+        "steps": 3,
+        "output": "a",
+        "checkpoint": {"every": 2},
+        "compare": {"timed_steps": 1},
+    }
+    here, there = parse_config(changes), parse_config({})
     assert here.trajectory() == there.trajectory()
     assert here.trajectory() != parse_config({"seed": 1}).trajectory()
+
+
+def test_trajectory_is_json() -> None:
+    trajectory = parse_config({"data": {"files": ["a"], "tokenizer": "b"}}).trajectory()
+    assert json.loads(json.dumps(trajectory)) == trajectory
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
