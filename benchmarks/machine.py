@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -35,6 +36,7 @@ def describe(device: str, rates: LinkRates | None) -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "gpu": gpu,
         "cpu": _cpu(),
+        "cpus": [len(os.sched_getaffinity(0)), os.cpu_count()],
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

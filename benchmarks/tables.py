@@ -35,7 +35,7 @@ def conditions(results: Sequence[Result]) -> list[str]:
         return ["- no process got so far as to describe its machine"]
     facts = {
         "GPU": f"{record['gpus']} x {machine['gpu']}" if machine["gpu"] else "none: run on the CPU",
-        "CPU": machine["cpu"],
+        "CPU": f"{machine['cpu']}{_bound(machine)}",
         "link, probed in the same processes": _links(results),
         "versions": (
             f"torch {machine['torch']}, transformers {machine['transformers']}, "
@@ -52,6 +52,12 @@ def conditions(results: Sequence[Result]) -> list[str]:
         "date": ", ".join(sorted({result.record["date"][:10] for result in results})),
     }
     return [f"- {name}: {value}" for name, value in facts.items()]
+
+
+def _bound(machine: dict[str, Any]) -> str:
+    """Return whether the processes were bound to some of the CPUs, as with ``taskset``."""
+    usable, all_of_them = machine.get("cpus", (0, 0))
+    return f", bound to {usable} of {all_of_them}" if usable < all_of_them else ""
 
 
 def cost_table(results: Sequence[Result]) -> list[str]:
