@@ -11,6 +11,7 @@ from tests.models import build, forward, swapped, tokens
 pytestmark = pytest.mark.level0
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")
 def test_each_launch_is_a_range_named_after_its_attention() -> None:
     import torch
 
