@@ -16,6 +16,8 @@ from activation_swap.trainer.config import Config, load_config, parse_config
 
 pytestmark = pytest.mark.unit
 
+SGD = {"name": "sgd_in_backward"}
+PIPELINE = {"pp_size": 2, "microbatches": 2}
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 
 
@@ -34,6 +36,55 @@ def rejection(raw: Any) -> RejectedError:
 
 def test_default_is_none() -> None:
     assert parse_config({}).activation_swap == "none"
+
+
+def test_defaults() -> None:
+    assert json.loads(Config().model_dump_json()) == {
+        "activation_swap": "none",
+        "device": "auto",
+        "batch_size": 2,
+        "sequence_length": 1024,
+        "gradient_accumulation": 1,
+        "pp_size": 1,
+        "microbatches": 1,
+        "schedule": "1F1B",
+        "steps": 20,
+        "seed": 0,
+        "cpu_threads": None,
+        "deterministic": False,
+        "output": "out/run",
+        "model": {
+            "source": "tiny",
+            "overrides": {},
+            "dtype": "float32",
+            "attn_implementation": "sdpa",
+            "experts_implementation": None,
+        },
+        "data": {"files": None, "tokenizer": None},
+        "optimizer": {"name": "adamw", "lr": 3e-4, "betas": [0.9, 0.95], "weight_decay": 0.0},
+        "checkpoint": {"every": None, "keep": 2},
+        "compare": {
+            "digest_steps": 4,
+            "warmup_steps": 2,
+            "timed_steps": 8,
+            "repeat_baseline": False,
+        },
+    }
+    assert parse_config({"optimizer": SGD}).optimizer.lr == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("key", "legal"),
+    [
+        ("dtype", "float32 | bfloat16"),
+        ("attn_implementation", "eager | sdpa | flash_attention_2"),
+        ("experts_implementation", "eager | batched_mm | grouped_mm"),
+    ],
+)
+def test_choices_of_the_model(key: str, legal: str) -> None:
+    for value in legal.split(" | "):
+        assert getattr(parse_config({"model": {key: value}}).model, key) == value
+    assert rejection({"model": {key: "other"}}).expected.replace(", ", " | ") == legal
 
 
 @pytest.mark.parametrize("mode", ["none", "attention"])
@@ -78,10 +129,6 @@ def test_rejection_names_key_and_value(raw: Any, where: str, found: str) -> None
     error = rejection(raw)
     assert error.where == where
     assert error.found == found
-
-
-SGD = {"name": "sgd_in_backward"}
-PIPELINE = {"pp_size": 2, "microbatches": 2}
 
 
 def adamw(**fields: Any) -> dict[str, Any]:
