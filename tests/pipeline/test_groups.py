@@ -82,6 +82,18 @@ def test_the_tail_stays(model: Any, swap: Any) -> None:
     assert moved[Keep.NOTHING] == 2 * moved[Keep.TAIL] > 0
 
 
+def test_a_chunk_too_short_to_move_is_no_reason_to_warn(model: Any, swap: Any) -> None:
+    """Warnings are errors here; and the first chunk moved."""
+    for length, moves in ((64, True), (2, False)):
+        swap.reset_stats()
+        swap.groups.set_group(KEY)
+        loss = forward(model, length)
+        swap.groups.launch_offload(KEY)
+        swap.groups.wait_offload(KEY)
+        loss.backward()
+        assert (swap.stats().offloaded_bytes > 0) is moves
+
+
 def test_two_threads_record_into_their_own_groups(model: Any, swap: Any) -> None:
     """Lengths tell the chunks apart: each chunk's release gives up its own bytes."""
     barrier = Barrier(2)
