@@ -214,24 +214,28 @@ def test_several_stages_are_named_by_their_place() -> None:
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize(
-    ("spoil", "reason"),
+    ("spoil", "reason", "part"),
     [
-        (lambda attention: setattr(attention, "q_norm", None), Reason.ATTENTION_PARTS),
-        (lambda attention: attention.compile(), Reason.COMPILED_MODEL),
+        (
+            lambda layer: setattr(layer.self_attn, "q_norm", None),
+            Reason.ATTENTION_PARTS,
+            "layers.1.self_attn",
+        ),
+        (lambda layer: layer.compile(), Reason.COMPILED_MODEL, "layers.1"),
     ],
     ids=["by the adapter", "by a guard"],
 )
 def test_a_refused_stage_is_named_by_its_place(
-    place: int, spoil: Callable[[Any], None], reason: Reason
+    place: int, spoil: Callable[[Any], None], reason: Reason, part: str
 ) -> None:
     stages = [prune(0, 1), prune(2, 3)]
-    spoil(stages[place].model.layers[1].self_attn)
+    spoil(stages[place].model.layers[1])
 
     with pytest.raises(RejectedError) as refusal:
         registry.apply("attention", stages, setup=PIPELINE)
 
     assert refusal.value.reason is reason
-    assert refusal.value.where == f"stages[{place}].model.layers.1.self_attn"
+    assert refusal.value.where == f"stages[{place}].model.{part}"
     assert hook_count(stages[0]) == hook_count(stages[1]) == 0
 
 
