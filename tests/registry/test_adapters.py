@@ -218,8 +218,11 @@ def test_a_broken_entry_point_is_named(
     monkeypatch.syspath_prepend(str(tmp_path))
 
     for _ in range(2):
-        unserved, broken = fresh.explain(Model()).rejections
+        explanation = fresh.explain(Model())
+        unserved, broken = explanation.rejections
         assert unserved.reason is Reason.NO_ADAPTER
+        check = explanation.checks[-1]
+        assert (check.subject, check.expected) == ("entry point of an adapter", "an adapter")
         assert broken.reason is Reason.BROKEN_ENTRY_POINT
         assert broken.found.startswith(found)
         assert value in str(broken.where)
