@@ -104,5 +104,12 @@ def test_no_model_is_looked_at_for_an_illegal_request(
     assert [rejection.reason for rejection in explanation.rejections] == [reason]
 
 
+def test_a_refused_checkpointing_is_expected_to_be_off() -> None:
+    check = check_setup(TrainingSetup(activation_checkpoint="full"))[-1]
+
+    assert check.rejection is not None
+    assert (check.expected, check.found) == ("off", "full")
+
+
 def test_modes_are_what_the_trainer_key_takes() -> None:
     assert get_args(Mode) == ("none", "attention")
