@@ -61,7 +61,7 @@ def test_attention_implementations(device: torch.device, kind: str) -> None:
 
 
 @pytest.mark.level1
-@pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_flex_attention() -> None:
     """Transformers compiles the kernel alone; what its backward needs is saved inside attention."""
     device = torch.accelerator.current_accelerator(check_available=True)

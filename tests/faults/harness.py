@@ -125,7 +125,7 @@ class Stalled(AcceleratorTransfer):
         return super().reload(moves, stream=stream, after=after)
 
     def _overwrite(self, piece: torch.Tensor) -> None:
-        octets = piece.view(torch.uint8)
+        octets = piece.as_strided((piece.numel(),), (1,)).view(torch.uint8)
         for part in octets.split(self._poison.numel()):
             part.copy_(self._poison[: part.numel()], non_blocking=True)
 
