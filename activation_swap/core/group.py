@@ -53,7 +53,7 @@ class Group:
 
     Attributes:
         fqn: Name of the attention.
-        order: Position of the attention in the forward.
+        index: Position of the attention in the forward.
         link: Transfer and pool of the device that the attention computes on.
         previous: Weak reference to the group whose backward follows this one's, or ``None``.
         state: See :class:`GroupState`.
@@ -74,8 +74,8 @@ class Group:
         "device_bytes",
         "engine",
         "fqn",
+        "index",
         "link",
-        "order",
         "previous",
         "state",
         "storages",
@@ -83,11 +83,11 @@ class Group:
     )
 
     def __init__(
-        self, engine: Engine, *, fqn: str, order: int, link: Link, previous: Group | None
+        self, engine: Engine, *, fqn: str, index: int, link: Link, previous: Group | None
     ) -> None:
         self.engine = engine
         self.fqn = fqn
-        self.order = order
+        self.index = index
         self.link = link
         self.previous = None if previous is None else ref(previous)
         self.state = GroupState.RECORDING

@@ -105,7 +105,7 @@ class Tracer:
         if admission is None:
             return
         group = Group(
-            self._engine, fqn=site.fqn, order=index, link=link, previous=admission.previous
+            self._engine, fqn=site.fqn, index=index, link=link, previous=admission.previous
         )
         recorder = Recorder(group, self._policy, module, (args, kwargs))
         # An interrupt may come between any two lines: hooks without a recorder could not be mended.
@@ -130,7 +130,7 @@ class Tracer:
     def leave(self, index: int, result: Any) -> None:
         """End a call, also one that raised: then ``result`` is ``None`` and nothing moves."""
         recorders = self._open.recorders
-        if not recorders or recorders[-1].group.order != index:
+        if not recorders or recorders[-1].group.index != index:
             return
         pop_saved_tensor_hooks()
         recorder = recorders.pop()

@@ -28,7 +28,7 @@ class _Position(threading.local):
 
     def __init__(self) -> None:
         self.group: ref[Group] | None = None
-        self.order = -1
+        self.index = -1
         self.moved = False
         self.offloading: deque[ref[Group]] = deque()
 
@@ -42,7 +42,7 @@ class LayerChain:
 
     Args:
         engine: What moves the groups.
-        last: Number of the last attention.
+        last: Index of the last attention.
         keep_last: Whether its group stays on the device.
     """
 
@@ -53,25 +53,25 @@ class LayerChain:
         self._position = _Position()
         self._nothing_moved = NothingMoved(engine)
 
-    def admit(self, order: int) -> Admission:
+    def admit(self, index: int) -> Admission:
         """Continue this thread's chain, or begin one when the layers start again."""
         position = self._position
-        if order <= position.order:
+        if index <= position.index:
             # What a forward that ended early has left behind.
             self._release(position.offloading, keep=0)
             position.group = None
             position.moved = False
-        position.order = order
+        position.index = index
         return Admission(self._before())
 
     def keep(self, group: Group) -> KeepReason | None:
         """Keep the last group of the chain."""
-        return KeepReason.LAST if self._keep_last and group.order == self._last else None
+        return KeepReason.LAST if self._keep_last and group.index == self._last else None
 
     def sealed(self, group: Group) -> None:
         """Release the group :data:`WINDOW` before this one, behind its copy."""
         position = self._position
-        last = group.order == self._last
+        last = group.index == self._last
         # The peak of a step comes after the last attention: by then everything is released.
         self._release(position.offloading, keep=0 if last else WINDOW - 1)
         if group.storages:

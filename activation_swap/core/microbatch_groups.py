@@ -85,7 +85,7 @@ class MicrobatchGroups:
     def __init__(self, engine: Engine, sites: Sequence[HookedSite]) -> None:
         self._engine = engine
         # With the tail kept, the stage's last attention needs no copy at all.
-        last = {site.stage: order for order, site in enumerate(sites)}
+        last = {site.stage: index for index, site in enumerate(sites)}
         self._tails = frozenset(last.values())
         self._sites = sites
         self._lock = threading.Lock()
@@ -192,7 +192,7 @@ class MicrobatchGroups:
         chunk = self._chunks.get(GroupKey(*key))
         return None if chunk is None else chunk.state
 
-    def admit(self, order: int) -> Admission | None:
+    def admit(self, index: int) -> Admission | None:
         """Record an attention call into this thread's group; pass it by where there is none.
 
         Raises:
@@ -202,7 +202,7 @@ class MicrobatchGroups:
         if chunk is None:
             if not self._driven:
                 raise Reason.SCHEDULE_NOT_ATTACHED.error(
-                    where=self._sites[order].fqn, found="a training forward without any group"
+                    where=self._sites[index].fqn, found="a training forward without any group"
                 )
             return None
         return Admission(chunk.last_group())
@@ -212,7 +212,7 @@ class MicrobatchGroups:
         chunk = self._current.chunk
         if chunk is None or chunk.keep is Keep.ALL:
             return KeepReason.SCHEDULE
-        if chunk.keep is Keep.TAIL and group.order in self._tails:
+        if chunk.keep is Keep.TAIL and group.index in self._tails:
             return KeepReason.LAST
         return None
 

@@ -26,8 +26,8 @@ class Admission:
 class SwapOrder(Protocol):
     """Decides for each attention call whether its group is taken, kept, and what it releases."""
 
-    def admit(self, order: int) -> Admission | None:
-        """Begin the call of attention number ``order`` on this thread; ``None`` passes it by."""
+    def admit(self, index: int) -> Admission | None:
+        """Begin the call of attention number ``index`` on this thread; ``None`` passes it by."""
 
     def keep(self, group: Group) -> KeepReason | None:
         """Say why a recorded group stays on the device, or ``None`` to move it."""

@@ -110,7 +110,7 @@ def spread(stages: Sequence[int], fraction: float) -> frozenset[int]:
     """
     # Exact, so that 0.1 of 10 sites is one of them, and not none for want of a last digit.
     share = Fraction(fraction).limit_denominator(1000)
-    last = {stage: order for order, stage in enumerate(stages)}
+    last = {stage: index for index, stage in enumerate(stages)}
     return frozenset(last.values()) | {
-        order for order in range(len(stages)) if (order + 1) * share // 1 > order * share // 1
+        index for index in range(len(stages)) if (index + 1) * share // 1 > index * share // 1
     }

@@ -109,7 +109,7 @@ class Run:
             for storage in storages:
                 alias, _ = storage.aliases[0]
                 identity = alias.untyped_storage()._cdata
-                self.moved_weights += identity in watches[group.order].storages
+                self.moved_weights += identity in watches[group.index].storages
             seal(group, storages, **options)
 
         installation._engine.seal = counted_seal

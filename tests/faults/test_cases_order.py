@@ -281,7 +281,7 @@ def test_c33_engine_steps_out_of_order_do_nothing() -> None:
     swap = install(model)
     engine: Any = swap._engine
     loss = forward(model, tokens(model)).loss
-    groups = sorted(engine._groups, key=lambda group: group.order)
+    groups = sorted(engine._groups, key=lambda group: group.index)
     calls: tuple[Callable[[Any], None], ...] = (engine.wait_reload, engine.release)
     before = swap.stats()
     for call in calls:

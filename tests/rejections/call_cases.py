@@ -175,7 +175,7 @@ def step_backwards(model: Any) -> None:
     installation = find_installation(swapped(model).modules())
     assert installation is not None
     link = installation._links.of(torch.device("cpu"))
-    group = Group(installation._engine, fqn="attention", order=0, link=link, previous=None)
+    group = Group(installation._engine, fqn="attention", index=0, link=link, previous=None)
     group.move_to(GroupState.RECORDING)
 
 

@@ -79,7 +79,7 @@ def attach(
             raise Reason.SCHEDULE_ATTACHED.error(found=f"stage {stage.stage_index} is attached")
     if replaces is not None:
         replaces.detach()
-    moving = [site.module() for order, site in enumerate(sites) if order in recorded]
+    moving = [site.module() for index, site in enumerate(sites) if index in recorded]
     attentions = {
         index: sum(module in inside for module in moving) for index, inside in modules.items()
     }
