@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--command", default="", help="for the record")
     _common(one)
     pages = actions.add_parser("render", help="tables, plots and summary.json from results")
-    pages.add_argument("results", type=Path, nargs="+", help="folders that `run` wrote")
+    pages.add_argument("results", type=Path, nargs="*", help="folders that `run` wrote")
     pages.add_argument("--docs", type=Path, default=ROOT / "docs" / "benchmarks")
     return parser
 

@@ -20,7 +20,7 @@ from activation_swap import SwapPolicy, registry
 from activation_swap.core.host_transfer import HostTransfer
 from activation_swap.core.install import install
 from activation_swap.core.link import Links
-from activation_swap.core.site import SwapPlan
+from activation_swap.core.swap_plan import SwapPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

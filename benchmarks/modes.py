@@ -45,7 +45,7 @@ def _no_copies(model: Any, policy: Mapping[str, Any]) -> Applied:
     from activation_swap import SwapPolicy, registry  # noqa: PLC0415
     from activation_swap.core.install import install  # noqa: PLC0415
     from activation_swap.core.link import Links, transfer_for  # noqa: PLC0415
-    from activation_swap.core.site import SwapPlan  # noqa: PLC0415
+    from activation_swap.core.swap_plan import SwapPlan  # noqa: PLC0415
 
     def make_transfer(device: torch.device) -> Any:
         return _WithoutCopies(transfer_for(device))

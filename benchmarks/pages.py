@@ -26,12 +26,21 @@ _PLOTS: Final[dict[str, tuple[str, Callable[[Sequence[Result], Path], bool]]]] =
     "growth": ("growth", plot_growth),
 }
 _WITHOUT: Final = {
-    "memory": {"growth", "cost", "equality", *RANK_RUNS},
+    "memory": {"growth", "cost", "equality", *SCRIPTS, *RANK_RUNS},
     "growth": (RUNS.keys() - {"growth", "single"}) | RANK_RUNS.keys(),
 }
 """Runs of which such a plot says nothing."""
 
 _ABOUT: Final = {name: run.about for name, run in RUNS.items()} | SCRIPTS | RANK_RUNS
+_INTRODUCTION: Final = (
+    "This page lists what was measured, and what was not. Every table says on which machine, with",
+    "which versions and by which command.",
+)
+_BY_HAND: Final = {
+    "pipeline-stage": "One stage of a pipeline on one GPU, beside what the plan predicts.",
+}
+"""Pages that are written around a script's report."""
+
 _READING: Final = """\
 How to read the tables:
 
@@ -64,13 +73,14 @@ def render(folders: Iterable[Path], docs: Path) -> None:
     for name in names:
         own = [result for result in results if result.run == name]
         (docs / f"{name}.md").write_text(_page(name, own, docs), encoding="utf-8")
-    (docs / "overview.md").write_text(_index(names), encoding="utf-8")
+    (docs / "overview.md").write_text(_index(results, names), encoding="utf-8")
     rows = json.dumps(summary(results), indent=2)
     (docs / "summary.json").write_text(rows + "\n", encoding="utf-8")
 
 
 def _take_in(folders: Iterable[Path], kept: Path) -> None:
-    new = [path for folder in folders if folder != kept for path in sorted(folder.glob("*.json"))]
+    others = [folder for folder in folders if folder.resolve() != kept.resolve()]
+    new = [path for folder in others for path in sorted(folder.glob("*.json"))]
     runs = {result.run for path in new for result in read(path)}
     for path in kept.glob("*.json"):
         if runs & {result.run for result in read(path)}:
@@ -98,7 +108,7 @@ def _page(name: str, results: Sequence[Result], docs: Path) -> str:
         lines += [*growth_lines(results), ""]
     for more in (rank_table(results), link_table(results)):
         lines += [*more, ""] if more else []
-    notes = [*_about_lines(results), *_reason_lines(results)]
+    notes = [*_about_lines(results), *_reason_lines(results), *_note_lines(results)]
     if name == "peers":
         notes += not_run_lines(NOT_RUN)
     lines += [*notes, ""] if notes else []
@@ -124,11 +134,24 @@ def _reason_lines(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def _index(names: Sequence[str]) -> str:
-    runs = [f"- [{name}]({name}.md): {_ABOUT.get(name, '')}" for name in names]
+def _note_lines(results: Sequence[Result]) -> list[str]:
+    return [f"- {note}" for note in dict.fromkeys(r.note for r in results if r.note)]
+
+
+def _index(results: Sequence[Result], names: Sequence[str]) -> str:
+    about = {name: _ABOUT.get(name, "") for name in names} | _BY_HAND
+    runs = [f"- [{name}]({name}.md): {text}" for name, text in about.items()]
+    missing = [f"- {name}: {text}" for name, text in _ABOUT.items() if name not in names]
+    measured = {(result.run, result.mode) for result in results if result.measured}
+    missing += [
+        f"- {result.mode} in {result.run}: {result.record['reason']}."
+        for result in results
+        if (result.run, result.mode) not in measured
+    ]
     return "\n".join(
         [
-            *(_HEADER, "", "# Overview", "", *runs, ""),
+            *(_HEADER, "", "# Overview", "", *_INTRODUCTION, "", *runs, ""),
+            *("Not measured, so that nothing is claimed of them:", "", *missing, ""),
             *("[How figures are made](about.md) says how to make them again.", "", _READING),
         ]
     )

@@ -61,6 +61,11 @@ class Result:
         return dict(self.record["point"]["policy"])
 
     @property
+    def note(self) -> str:
+        """What a reader must know of how it was measured; empty where nothing was special."""
+        return str(self.record.get("note", ""))
+
+    @property
     def measured(self) -> bool:
         """Whether it ran to its end."""
         return bool(self.record["outcome"] == "measured")
@@ -209,7 +214,12 @@ def _of_report(name: str, report: dict[str, Any]) -> list[Result]:
                 "steps": int(options["steps"]),
                 "optimizer": "AdamW inside backward, gradients freed at once, lr 0",
                 "outcome": "measured",
-                "figures": {**row, "eligible_bytes": row["saved_bytes"] or None},
+                # In a record, `ranks` are the figures of each; here it is their number.
+                "figures": {
+                    **{name: value for name, value in row.items() if name != "ranks"},
+                    "eligible_bytes": row["saved_bytes"] or None,
+                },
+                "note": report.get("note", ""),
                 "machine": row["machine"],
                 "command": report["command"],
                 "date": row["machine"]["date"],
@@ -258,6 +268,10 @@ def summary(results: Sequence[Result]) -> list[dict[str, Any]]:
                 "microbatches": result.microbatches,
                 "policy": result.policy,
                 "step_ms": result.figures["step_ms"],
+                "host_bytes_reserved": result.figures.get("host_bytes_reserved"),
+                "losses_equal": comparison.losses_equal,
+                "gradients_equal": comparison.gradients_equal,
+                **({"note": result.note} if result.note else {}),
                 **_of_pipeline(comparison),
             }
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from benchmarks.lanes import lanes_of
+from benchmarks.pages import render
 from benchmarks.plots import plot_growth, plot_memory_and_time, plot_timeline
 from benchmarks.results import Result, compare, summary
 from benchmarks.tables import growth_lines, table
@@ -59,6 +61,33 @@ def test_out_of_memory_is_a_row_of_the_table_and_none_of_the_summary() -> None:
     assert any("out of memory" in line for line in table([lost, trained]))
     rows = summary([lost, trained])
     assert [(row["mode"], row["step_time_ratio"]) for row in rows] == [("attention", None)]
+
+
+def test_a_note_is_on_the_page_and_what_was_not_measured_on_the_overview(tmp_path: Path) -> None:
+    machine = {"date": "2026-01-01T00:00:00+00:00", "torch": "2.11.0", "transformers": "5.17.0"}
+    figures = {"step_ms": 1.0, "step_ms_min": 1.0, "step_ms_max": 1.0, "peak_bytes": GB}
+    digests = {"losses": [1.0], "gradient_digest": "a", "saved_bytes": 0, "ranks": 1}
+    machine |= {"gpu": "a GPU", "cpu": "a CPU", "python": "3.12"}
+    rows = [
+        {"mode": mode, **figures, **digests, "machine": machine} for mode in ("none", "attention")
+    ]
+    command = "python -m benchmarks.lora --shape=tiny --layers=2 --tokens=8 --steps=1 --warmup=1"
+    report = {"command": command, "note": "The machine was busy.", "rows": rows}
+    folder = tmp_path / "results"
+    folder.mkdir()
+    (folder / "lora.json").write_text(json.dumps(report), encoding="utf-8")
+    render([folder], tmp_path)
+    assert "- The machine was busy." in (tmp_path / "lora.md").read_text(encoding="utf-8")
+    overview = (tmp_path / "overview.md").read_text(encoding="utf-8")
+    measured, _, missing = overview.partition("Not measured")
+    assert "[lora](lora.md)" in measured
+    assert "- growth: " in missing
+    assert "- lora: " not in missing
+    summary_rows = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
+    assert [(row["note"], row["losses_equal"]) for row in summary_rows] == [
+        ("The machine was busy.", True),
+        ("The machine was busy.", True),
+    ]
 
 
 def test_growth_is_measured_against_a_line() -> None:
