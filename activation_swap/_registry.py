@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from activation_swap._site import Site
     from activation_swap.core.install import InstalledSwap
-    from activation_swap.core.site import Site
     from activation_swap.errors import ActivationSwapError
 
 __all__ = ["ENTRY_POINT_GROUP", "Registry", "registry"]
@@ -347,7 +347,7 @@ def _live(sites: Sequence[Site]) -> InstalledSwap | None:
 
 def _install(sites: tuple[Site, ...], setup: TrainingSetup, policy: SwapPolicy) -> Swap:
     from activation_swap.core.install import install  # noqa: PLC0415
-    from activation_swap.core.site import SwapPlan  # noqa: PLC0415
+    from activation_swap.core.swap_plan import SwapPlan  # noqa: PLC0415
 
     live = _live(sites)
     if live is None:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from activation_swap._registry import Registry
+    from activation_swap._site import Site
     from activation_swap._stats import SwapStats
     from activation_swap.adapters import Adapter, Inspection
-    from activation_swap.core.site import Site
 
 __all__ = ["Comparison", "check_adapter", "compare_runs"]
 

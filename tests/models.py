@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from activation_swap import SwapPolicy
+from activation_swap._site import Site
 from activation_swap.core.install import install as install_plan
-from activation_swap.core.site import Site, SwapPlan
+from activation_swap.core.swap_plan import SwapPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

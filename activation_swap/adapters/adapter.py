@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from activation_swap._config import TrainingSetup
+    from activation_swap._site import Site
     from activation_swap.compat.check import Check
-    from activation_swap.core.site import Site
 
 __all__ = ["Adapter", "Inspection"]
 
@@ -34,8 +34,8 @@ class Inspection:
 class Adapter(Protocol):
     """Knows where the attention modules of one model family are.
 
-    An adapter is registered before torch is imported: a module that defines one imports what it
-    needs inside :meth:`inspect`.
+    Entry points are loaded when a model comes that no registered adapter serves: the module that
+    defines an adapter may import that model's, and torch.
     """
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from activation_swap._site import Site
 from activation_swap.adapters.adapter import Inspection
 from activation_swap.compat.facts import CACHE_ARGUMENTS, MODEL_CLASS, RETURN_ARITY, CheckpointFlag
 from activation_swap.compat.release import installed_release, read_release, untested_notice
@@ -31,9 +32,8 @@ class Qwen3MoeAttention:
 
     def inspect(self, model: nn.Module, *, setup: TrainingSetup) -> Inspection:
         """Look at a model or a pipeline stage of it. See :meth:`Adapter.inspect`."""
-        # Imported here, since the package is imported, and may do nothing, without torch.
+        # Here, not above: importing the package, and applying "none", import no torch.
         from activation_swap.compat.probe import probe  # noqa: PLC0415
-        from activation_swap.core.site import Site  # noqa: PLC0415
 
         version, release = read_release(self.transformers_version or installed_release())
         if version is None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from activation_swap.core.site import Site
+    from activation_swap._site import Site
 
 __all__ = ["guard"]
 

@@ -14,7 +14,7 @@ from activation_swap.core.torch_private import (
 from activation_swap.errors import Reason
 
 if TYPE_CHECKING:
-    from activation_swap.core.site import HookedSite
+    from activation_swap.core.hooked_site import HookedSite
     from activation_swap.core.transfer import Transfer
     from activation_swap.errors import ActivationSwapError
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from activation_swap._config import SwapPolicy
     from activation_swap.core.engine import Engine
+    from activation_swap.core.hooked_site import HookedSite
     from activation_swap.core.link import Links
     from activation_swap.core.order import SwapOrder
-    from activation_swap.core.site import HookedSite
 
 __all__ = ["AfterAttention", "BeforeAttention", "InertHook", "Tracer"]
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from activation_swap.core.engine import Engine
+from activation_swap.core.hooked_site import HookedSite
 from activation_swap.core.hooks import AfterAttention, BeforeAttention, InertHook, Tracer
 from activation_swap.core.layer_chain import LayerChain
 from activation_swap.core.link import Links
 from activation_swap.core.microbatch_groups import MicrobatchGroups
-from activation_swap.core.site import HookedSite
 from activation_swap.core.torch_private import drop_forward_hooks, forward_pre_hooks
 from activation_swap.errors import Reason
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from activation_swap._stats import SwapStats
     from activation_swap._swap import Swap
     from activation_swap.core.schedule.torch_pipelining import Attachment
-    from activation_swap.core.site import SwapPlan
+    from activation_swap.core.swap_plan import SwapPlan
 
 __all__ = ["InstalledSwap", "find_installation", "install"]
 

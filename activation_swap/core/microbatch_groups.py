@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from activation_swap.core.engine import Engine
     from activation_swap.core.group import Group
-    from activation_swap.core.site import HookedSite
+    from activation_swap.core.hooked_site import HookedSite
 
 __all__ = ["ChunkState", "MicrobatchGroups"]
 

@@ -14,7 +14,7 @@ from activation_swap.core.schedule.liveness import find_chunks
 from activation_swap.core.schedule.lowering import lower
 from activation_swap.core.schedule.simulation import in_flight, residency
 from activation_swap.core.schedule.torch_orders import compute_orders
-from activation_swap.core.site import spread
+from activation_swap.core.swap_plan import spread
 from activation_swap.trainer.pipeline_time import Interval, simulate_time
 from activation_swap.trainer.stage_split import split_layers
 

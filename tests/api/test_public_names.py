@@ -20,7 +20,6 @@ from activation_swap import (
     testing,
 )
 from activation_swap._registry import Registry
-from activation_swap.core.site import Site
 
 pytestmark = pytest.mark.unit
 
@@ -49,7 +48,7 @@ def test_names_of_modules() -> None:
         "SwapStateError",
         "UnsupportedBackendError",
     ]
-    assert adapters.__all__ == ["BUILT_IN", "Adapter", "Check", "Inspection", "compare"]
+    assert adapters.__all__ == ["BUILT_IN", "Adapter", "Check", "Inspection", "Site", "compare"]
     assert pipelining.__all__ == [
         "Action",
         "ComputeOrder",
@@ -165,7 +164,7 @@ def test_what_a_swap_offers() -> None:
 
 
 def test_what_adapters_and_schedulers_implement_or_use() -> None:
-    assert [field.name for field in dataclasses.fields(Site)] == [
+    assert [field.name for field in dataclasses.fields(adapters.Site)] == [
         "fqn",
         "module",
         "owners",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
+from activation_swap._site import Site
 from activation_swap.compat.guards import guard
-from activation_swap.core.site import Site
 from activation_swap.errors import Reason
 
 pytestmark = [

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from activation_swap import SwapPolicy
+from activation_swap._site import Site
 from activation_swap.core.install import install
-from activation_swap.core.site import Site, SwapPlan
+from activation_swap.core.swap_plan import SwapPlan
 from tests.models import gradients
 
 if TYPE_CHECKING:

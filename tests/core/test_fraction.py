@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from activation_swap import SwapPolicy
-from activation_swap.core.site import Site, SwapPlan
+from activation_swap._site import Site
+from activation_swap.core.swap_plan import SwapPlan
 from tests.core.chain import Chain, equal, install_chain, run
 
 pytestmark = pytest.mark.unit

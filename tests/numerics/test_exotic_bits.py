@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from activation_swap import SwapPolicy
+from activation_swap._site import Site
 from activation_swap.core.install import install
 from activation_swap.core.narrowing import is_upcast, upper_halves
-from activation_swap.core.site import Site, SwapPlan
+from activation_swap.core.swap_plan import SwapPlan
 
 # Infinities, quiet and signalling NaNs with payloads, the smallest denormals, negative zero.
 PATTERNS = (0x7F80, 0xFF80, 0x7FC1, 0xFFFF, 0x7F81, 0x0001, 0x8001, 0x8000)

@@ -10,9 +10,9 @@ from torch import nn
 
 from activation_swap import TrainingSetup, registry
 from activation_swap._registry import Registry
+from activation_swap._site import Site
 from activation_swap.adapters import BUILT_IN, Adapter, Inspection, compare
 from activation_swap.adapters.qwen3_moe import Qwen3MoeAttention
-from activation_swap.core.site import Site
 from activation_swap.errors import ActivationSwapError, Reason, RejectedError
 
 pytestmark = pytest.mark.unit

@@ -20,9 +20,10 @@ from torch.utils.checkpoint import checkpoint
 
 from activation_swap import registry, testing
 from activation_swap._registry import Registry
+from activation_swap._site import Site
 from activation_swap.adapters import BUILT_IN
 from activation_swap.adapters.qwen3_moe import Qwen3MoeAttention
-from activation_swap.core.site import HookedSite, Site
+from activation_swap.core.hooked_site import HookedSite
 from activation_swap.errors import Reason
 from tests.rejections.case import EVERYTHING, PIPELINE, CallCase
 from tests.rejections.site_cases import checkpointing

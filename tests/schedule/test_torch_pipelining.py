@@ -9,12 +9,13 @@ from torch import nn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
+from activation_swap._site import Site
+from activation_swap.core.hooked_site import HookedSite
 from activation_swap.core.schedule.liveness import find_order_problem
 from activation_swap.core.schedule.lowering import plan_rank
 from activation_swap.core.schedule.torch_orders import compute_orders, read_order
 from activation_swap.core.schedule.torch_pipelining import Attachment, attach
 from activation_swap.core.schedule.validation import validate
-from activation_swap.core.site import HookedSite, Site
 from activation_swap.errors import ActivationSwapError, Reason
 from tests.schedule.fake_world import SCHEDULES, Attention, build_schedule, fake_world
 from tests.schedule.recording_verbs import RecordingVerbs

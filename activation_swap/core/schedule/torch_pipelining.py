@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from activation_swap._verbs import GroupVerbs
+    from activation_swap.core.hooked_site import HookedSite
     from activation_swap.core.schedule.actions import ComputeOrder, LoweredStep
-    from activation_swap.core.site import HookedSite
 
 __all__ = ["Attachment", "attach"]
 

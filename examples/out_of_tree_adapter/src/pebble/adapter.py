@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from activation_swap.adapters import Inspection, compare
+from activation_swap.adapters import Inspection, Site, compare
 from activation_swap.errors import Reason
+from pebble.model import PebbleAttention
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,10 +26,6 @@ class PebbleAdapter:
 
     def inspect(self, model: nn.Module, *, setup: TrainingSetup) -> Inspection:
         """Look at a model without changing it."""
-        # Here, not above: an adapter may be imported before torch is.
-        from activation_swap.core.site import Site
-        from pebble.model import PebbleAttention
-
         blocks = model.get_submodule("blocks")
         sites = tuple(
             Site(

@@ -1,0 +1,56 @@
+"""The checked intent to swap a set of sites."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from activation_swap._config import SwapPolicy, TrainingSetup
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from activation_swap._site import Site
+
+__all__ = ["SwapPlan", "spread"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SwapPlan:
+    """Everything ``core`` needs to install a swap. Building one changes nothing.
+
+    Attributes:
+        sites: In the order of the forward. With several stage modules: stage after stage.
+        setup: What the trainer told.
+        policy: What moves.
+    """
+
+    sites: tuple[Site, ...]
+    setup: TrainingSetup = field(default_factory=TrainingSetup)
+    policy: SwapPolicy = field(default_factory=SwapPolicy)
+
+    def recorded(self) -> frozenset[int]:
+        """Return the positions of the sites whose saved tensors are taken."""
+        return spread([site.stage for site in self.sites], self.policy.fraction)
+
+
+def spread(stages: Sequence[int], fraction: float) -> frozenset[int]:
+    """Select ``fraction`` of a rank's attentions, spread evenly.
+
+    The last one of every stage is among them: its backward is the signal that the others' is
+    coming.
+
+    Args:
+        stages: The stage of each attention, in the order of the forward.
+        fraction: See :class:`~activation_swap.SwapPolicy`.
+
+    Returns:
+        Positions in ``stages``.
+    """
+    # Exact, so that 0.1 of 10 sites is one of them, and not none for want of a last digit.
+    share = Fraction(fraction).limit_denominator(1000)
+    last = {stage: index for index, stage in enumerate(stages)}
+    return frozenset(last.values()) | {
+        index for index in range(len(stages)) if (index + 1) * share // 1 > index * share // 1
+    }
