@@ -88,11 +88,19 @@ class Result:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A result beside ``none`` and ``attention`` of the same work, where those were measured."""
+    """A result beside ``none`` and ``attention`` of the same work, where those were measured.
+
+    Attributes:
+        result: The measurement.
+        base: ``none``.
+        swapped: ``attention``.
+        outcome_of_none: How ``none`` ended, which may be out of memory.
+    """
 
     result: Result
     base: Result | None = None
     swapped: Result | None = None
+    outcome_of_none: str | None = None
 
     @property
     def eligible_bytes(self) -> int | None:
@@ -233,12 +241,21 @@ def compare(results: Sequence[Result]) -> list[Comparison]:
     """Put each result beside the first measured ``none`` and ``attention`` of the same work."""
 
     def find(mode: str, result: Result) -> Result | None:
-        known = (other for other in results if other.mode == mode and other.measured)
-        return next((other for other in known if other.same_work(result)), None)
+        known = [other for other in results if other.mode == mode and other.same_work(result)]
+        return next((other for other in known if other.measured), next(iter(known), None))
 
-    return [
-        Comparison(result, find("none", result), find("attention", result)) for result in results
-    ]
+    comparisons = []
+    for result in results:
+        base, swapped = find("none", result), find("attention", result)
+        comparisons.append(
+            Comparison(
+                result,
+                base if base is not None and base.measured else None,
+                swapped if swapped is not None and swapped.measured else None,
+                None if base is None else str(base.record["outcome"]),
+            )
+        )
+    return comparisons
 
 
 def summary(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -257,6 +274,7 @@ def summary(results: Sequence[Result]) -> list[dict[str, Any]]:
                 "tokens": result.tokens,
                 "gpus": result.record["gpus"],
                 "step_time_ratio": comparison.step_time_ratio,
+                "outcome_none": comparison.outcome_of_none,
                 "peak_bytes_none": base.get("peak_bytes"),
                 "peak_bytes": result.figures["peak_bytes"],
                 "eligible_bytes": comparison.eligible_bytes,

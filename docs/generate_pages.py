@@ -1,5 +1,8 @@
 """Write the pages that the code knows better than any author: errors, compatibility, combinations.
 
+And the figures on pages that authors write: what stands there between ``<!-- figures: NAME -->``
+and ``<!-- end of figures -->`` is made from ``benchmarks/summary.json``.
+
 python docs/generate_pages.py           write them
 python docs/generate_pages.py --check   exit with 1 when they are not current
 """
@@ -10,6 +13,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from activation_swap.compat.facts import FACTS, MODEL_CLASS, TESTED, spelled
@@ -19,6 +23,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DOCS = Path(__file__).parent
+WITH_FIGURES = (
+    DOCS.parent / "README.md",
+    DOCS / "index.md",
+    DOCS / "guide" / "when-not-to-use.md",
+)
+GIB = 2**30
+PEERS = {
+    "attention": "this package",
+    "save_on_cpu": "`torch.autograd.graph.save_on_cpu` around each attention",
+    "checkpointing": "gradient checkpointing of every decoder layer",
+    "megatron": "Megatron-Core's offloading engine around each attention",
+    "trl": "TRL's `OffloadActivations`, whole model",
+}
 SERIES = {
     "AS1": "What was asked for",
     "AS2": "The model against its Transformers release",
@@ -97,18 +114,97 @@ def combinations_page(record: dict[str, Any]) -> Iterator[str]:
         yield from _table(["combination", "processes", "result", "what to know"], cells)
 
 
+def single_block(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield what the swap gains and costs on one device, over the length of the sequence."""
+    single = [row for row in rows if row["name"] == "single" and row["mode"] == "attention"]
+    yield from _table(
+        [
+            *("tokens", "peak without", "peak with", "step without", "step with"),
+            *("of the step without", "pinned host memory"),
+        ],
+        [
+            [
+                f"{row['tokens']:,}",
+                _gib(row["peak_bytes_none"]) or row["outcome_none"],
+                _gib(row["peak_bytes"]),
+                _milliseconds(_step_without(row)),
+                _milliseconds(row["step_ms"]),
+                _ratio(row["step_time_ratio"]),
+                _gib(row["host_bytes_reserved"]),
+            ]
+            for row in single
+        ],
+        align="---:",
+    )
+    first = single[0]
+    yield ""
+    yield (
+        f"One NVIDIA H200, {first['layers']} layers of the 30-billion shape of Qwen3-MoE, bf16, "
+        f"SDPA, batch 1, torch {first['torch']}, Transformers {first['transformers']}, "
+        f"{first['date'][:10]}."
+    )
+
+
+def peers_block(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield what a user could take instead, in the same step."""
+    found = {row["mode"]: row for row in rows if row["name"] == "peers"}
+    cells = [
+        [
+            title,
+            _gib(found[mode]["peak_bytes_none"] - found[mode]["peak_bytes"]),
+            _ratio(found[mode]["step_time_ratio"]),
+        ]
+        for mode, title in PEERS.items()
+    ]
+    yield from _table(["tool", "off the peak", "of the step without"], cells)
+
+
+def bits_block(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield in how many measurements the bits were those of the training without swap."""
+    compared = [row for row in rows if row["losses_equal"] is not None]
+    others = [row for row in compared if row["mode"] != "none"]
+    equal = [row for row in others if row["losses_equal"] and row["gradients_equal"]]
+    two = sum(row["gpus"] > 1 for row in equal)
+    peers = sum(row["mode"] != "attention" for row in equal)
+    yield (
+        f"In {len(equal)} of {len(others)} measurements beside `none`, every loss and every "
+        f"gradient had its bits: {len(equal) - peers} of this package, {two} of these on two GPUs "
+        f"over NCCL, and {peers} of other tools."
+    )
+
+
+BLOCKS = {"single": single_block, "peers": peers_block, "bits": bits_block}
+
+
+def with_figures(text: str, rows: list[dict[str, Any]]) -> str:
+    """Return a page with its figures made anew.
+
+    Args:
+        text: The page.
+        rows: Of ``benchmarks/summary.json``.
+    """
+
+    def block(found: re.Match[str]) -> str:
+        lines = (line if line[:1] == "|" else fill(line, 118) for line in BLOCKS[found[2]](rows))
+        return "\n".join([found[1], "", *lines, "", found[3]])
+
+    pattern = r"(<!-- figures: (\w+)[^>]*-->)\n.*?(<!-- end of figures -->)"
+    return re.sub(pattern, block, text, flags=re.DOTALL)
+
+
 def pages() -> dict[Path, str]:
-    """Return the text of every generated page by its path."""
-    return {
+    """Return the text of every generated page, and of those with figures, by its path."""
+    rows = _record("benchmarks/summary")
+    figures = {path: with_figures(path.read_text(encoding="utf-8"), rows) for path in WITH_FIGURES}
+    return figures | {
         DOCS / "errors.md": "\n".join(errors_page()) + "\n",
         DOCS / "compatibility.md": "\n".join(compatibility_page(_record("compatibility"))) + "\n",
         DOCS / "combinations.md": "\n".join(combinations_page(_record("combinations"))) + "\n",
     }
 
 
-def _record(name: str) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((DOCS / f"{name}.json").read_text(encoding="utf-8"))
-    return record
+def _record(name: str) -> Any:
+    return json.loads((DOCS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def _linked(detail: str) -> str:
@@ -145,9 +241,26 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _table(columns: list[str], rows: list[list[str]]) -> Iterator[str]:
+def _gib(nbytes: int | None) -> str:
+    return "" if nbytes is None else f"{nbytes / GIB:.2f} GiB"
+
+
+def _milliseconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f} ms"
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _step_without(row: dict[str, Any]) -> float | None:
+    ratio = row["step_time_ratio"]
+    return None if ratio is None else float(row["step_ms"] / ratio)
+
+
+def _table(columns: list[str], rows: list[list[str]], *, align: str = "---") -> Iterator[str]:
     yield f"| {' | '.join(columns)} |"
-    yield f"|{' --- |' * len(columns)}"
+    yield f"|{f' {align} |' * len(columns)}"
     for row in rows:
         cells = (cell.replace("|", r"\|") for cell in row)
         yield f"| {' | '.join(cells)} |"

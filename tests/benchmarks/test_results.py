@@ -61,6 +61,7 @@ def test_out_of_memory_is_a_row_of_the_table_and_none_of_the_summary() -> None:
     assert any("out of memory" in line for line in table([lost, trained]))
     rows = summary([lost, trained])
     assert [(row["mode"], row["step_time_ratio"]) for row in rows] == [("attention", None)]
+    assert rows[0]["outcome_none"] == "out of memory"
 
 
 def test_a_note_is_on_the_page_and_what_was_not_measured_on_the_overview(tmp_path: Path) -> None:
