@@ -216,7 +216,7 @@ class Registry:
         checks: tuple[Check, ...],
     ) -> Explanation:
         # Mode none imports neither torch nor core, so they are imported where they are needed.
-        from activation_swap.compat.guards import guard  # noqa: PLC0415
+        from activation_swap.compat.site_checks import check_sites  # noqa: PLC0415
 
         sites: list[Site] = []
         own: list[Check] = []
@@ -231,7 +231,7 @@ class Registry:
             own += [check.within(prefix) for check in inspection.checks]
             notices |= dict.fromkeys(inspection.notices)
             names |= {module: prefix + (name or "(root)") for name, module in stage.named_modules()}
-        checks = (*checks, *guard(sites, names), *own)
+        checks = (*checks, *check_sites(sites, names), *own)
         if _passed(checks):
             checks = (*checks, _check_any(sites, setup), _check_ownership(sites, setup, policy))
         return Explanation(checks=checks, sites=tuple(sites), notices=tuple(notices))

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 
-from activation_swap.trainer.link import probe_link
+from activation_swap.trainer.link_probe import probe_link
 
 if TYPE_CHECKING:
-    from activation_swap.trainer.link import LinkRates
+    from activation_swap.trainer.link_probe import LinkRates
 
 __all__ = ["describe", "facts"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import torch
 import torch.distributed as dist
 
-from activation_swap.trainer.link import probe_link
+from activation_swap.trainer.link_probe import probe_link
 from benchmarks.machine import describe
 
 if TYPE_CHECKING:

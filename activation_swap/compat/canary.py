@@ -12,7 +12,7 @@ from activation_swap.compat.check import Check
 from activation_swap.compat.facts import RETURN_ARITY, TESTED, Fact, spelled
 from activation_swap.compat.probe import probe
 from activation_swap.compat.release import installed_release, read_release, untested_notice
-from activation_swap.core.guard import arity_error
+from activation_swap.core.call_guard import arity_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from activation_swap._stats import KeepReason
-from activation_swap.core.group import Group
-from activation_swap.core.guard import (
+from activation_swap.core.call_guard import (
     check_call,
     check_recompute_flag,
     check_result,
     shallow_copy_error,
 )
+from activation_swap.core.group import Group
 from activation_swap.core.packed_tensor import unpack
 from activation_swap.core.recorder import Recorder
 from activation_swap.core.torch_private import (
@@ -83,7 +83,7 @@ class Tracer:
         """Begin a call: without grad there is nothing to save, and nothing is done.
 
         Raises:
-            RejectedError: See :mod:`activation_swap.core.guard`; or hooks are disabled.
+            RejectedError: See :mod:`activation_swap.core.call_guard`; or hooks are disabled.
         """
         site = self._sites[index]
         check_recompute_flag(site)

@@ -22,7 +22,7 @@ from activation_swap.core.link import transfer_for
 from activation_swap.errors import ActivationSwapError
 from activation_swap.testing import compare_runs
 from activation_swap.trainer.device import determinism, resolve_device
-from activation_swap.trainer.link import LinkRates, probe_link
+from activation_swap.trainer.link_probe import LinkRates, probe_link
 
 if TYPE_CHECKING:
     import argparse

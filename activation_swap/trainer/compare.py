@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from activation_swap.trainer.config import load_config
-from activation_swap.trainer.link import probe_link
+from activation_swap.trainer.link_probe import probe_link
 from activation_swap.trainer.measure import measure
 from activation_swap.trainer.pipeline_compare import compare_pipeline
 from activation_swap.trainer.plot import plot_report

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from activation_swap.trainer.link import LinkRates
+    from activation_swap.trainer.link_probe import LinkRates
     from activation_swap.trainer.measure import StepTime
     from activation_swap.trainer.report import ModeReport, Report
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from activation_swap.trainer.config import Config
-    from activation_swap.trainer.link import LinkRates
+    from activation_swap.trainer.link_probe import LinkRates
     from activation_swap.trainer.measure import Measurement, StepTime
 
 __all__ = ["ModeReport", "Report", "build_report"]

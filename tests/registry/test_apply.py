@@ -223,7 +223,7 @@ def test_several_stages_are_named_by_their_place() -> None:
         ),
         (lambda layer: layer.compile(), Reason.COMPILED_MODEL, "layers.1"),
     ],
-    ids=["by the adapter", "by a guard"],
+    ids=["by the adapter", "by a common check"],
 )
 def test_a_refused_stage_is_named_by_its_place(
     place: int, spoil: Callable[[Any], None], reason: Reason, part: str

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from activation_swap.trainer.__main__ import main
-from activation_swap.trainer.link import probe_link
+from activation_swap.trainer.link_probe import probe_link
 
 pytestmark = [
     pytest.mark.level1,

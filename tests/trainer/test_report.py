@@ -10,7 +10,7 @@ import pytest
 
 from activation_swap import KeepReason, SwapStats
 from activation_swap.trainer.config import parse_config
-from activation_swap.trainer.link import LinkRates
+from activation_swap.trainer.link_probe import LinkRates
 from activation_swap.trainer.measure import Measurement, StepTime
 from activation_swap.trainer.plot import plot_report
 from activation_swap.trainer.rendering import markdown, table

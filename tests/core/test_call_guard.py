@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from activation_swap._site import Site
-from activation_swap.core.guard import arity_error, check_call, check_recompute_flag
+from activation_swap.core.call_guard import arity_error, check_call, check_recompute_flag
 from activation_swap.core.hooked_site import HookedSite
 from activation_swap.errors import Reason, RejectedError
 

@@ -1,4 +1,4 @@
-"""The guards on sites that no built-in adapter selects: owners that the model does not hold."""
+"""The checks of sites that no built-in adapter selects: owners that the model does not hold."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from activation_swap._site import Site
-from activation_swap.compat.guards import guard
+from activation_swap.compat.site_checks import check_sites
 from activation_swap.errors import Reason
 
 pytestmark = [
@@ -26,7 +26,7 @@ class Flagged(nn.Identity):
 def refusals(*sites: Site) -> list[tuple[Reason, str | None]]:
     return [
         (check.rejection.reason, check.rejection.where)
-        for check in guard(sites, {})
+        for check in check_sites(sites, {})
         if check.rejection is not None
     ]
 

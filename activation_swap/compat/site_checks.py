@@ -1,6 +1,7 @@
 """What would make a swap wrong or useless on any model: compilation, recomputation, other hooks.
 
-Every guard takes the sites that an adapter selected and returns a check; none changes anything.
+Each check asks one thing of the sites that an adapter selected, or of what surrounds apply; none
+changes anything.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
 
     from activation_swap._site import Site
 
-__all__ = ["guard"]
+__all__ = ["check_sites"]
 
 _OPTIMIZED_MODULE: Final = "torch._dynamo.eval_frame.OptimizedModule"
 _CHECKPOINT_WRAPPERS: Final = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
 _COMPOSABLE_CHECKPOINT: Final = "torch.distributed._composable.checkpoint_activation"
 
 
-def guard(sites: Sequence[Site], names: Mapping[nn.Module, str]) -> tuple[Check, ...]:
+def check_sites(sites: Sequence[Site], names: Mapping[nn.Module, str]) -> tuple[Check, ...]:
     """Check everything that no adapter needs to know about.
 
     Args:
