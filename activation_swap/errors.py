@@ -435,7 +435,7 @@ class Reason(Enum):
         code="AS401",
         kind=RejectedError,
         summary="a key or value of the configuration is not legal",
-        expected="what README.md and activation_swap/trainer/config.py list",
+        expected="a key that help(activation_swap.trainer.config) lists, with a legal value",
         fix="correct the key or value",
         consequence=_NOTHING_RUN,
     )

@@ -61,6 +61,7 @@ def test_the_glossary_is_sorted() -> None:
     terms = re.findall(r"^(\w.*)$", block, flags=re.MULTILINE)
 
     assert len(terms) > 30
+    assert "Also:" not in block, "one meaning for each term"
     assert terms == sorted(terms, key=str.lower)
 
 
