@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -44,7 +44,7 @@ def main() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.spawn(train, args=(f"tcp://127.0.0.1:{port}",), nprocs=STAGES)
+    spawn(train, args=(f"tcp://127.0.0.1:{port}",), nprocs=STAGES)
 
 
 def train(rank: int, address: str) -> None:

@@ -131,7 +131,7 @@ class Engine:
         is needed. What no prefetch has launched is reloaded here, at the price of a stall.
         """
         with self._lock:
-            if not group.armed or group.state is GroupState.RECORDING:
+            if not group.backward_pending or group.state is GroupState.RECORDING:
                 # An attention that differentiates through itself unpacks what it still records.
                 return
             if group.state is GroupState.OFFLOADING and group.copy is not None:
@@ -150,7 +150,7 @@ class Engine:
                 # One group ahead: its copy runs beside this group's backward.
                 self.launch_reload(following)
             self.wait_reload(group)
-            group.armed = False
+            group.backward_pending = False
 
     def forget(self, group: Group) -> None:
         """Take a group that nothing owns any more out of the count. Called from finalizers."""

@@ -57,8 +57,8 @@ class Group:
         link: Transfer and pool of the device that the attention computes on.
         previous: Weak reference to the group whose backward follows this one's, or ``None``.
         state: See :class:`GroupState`.
-        armed: Whether no tensor of this group was unpacked yet: the next unpack begins the
-            group's backward.
+        backward_pending: Whether no tensor of this group was unpacked yet: the next unpack begins
+            the group's backward.
         storages: Weak references to the storages, once recorded.
         device_bytes: Sum of the storages' bytes.
         stream: Compute stream of the forward, which owns the device memory.
@@ -68,7 +68,7 @@ class Group:
 
     __slots__ = (
         "__weakref__",
-        "armed",
+        "backward_pending",
         "block",
         "copy",
         "device_bytes",
@@ -91,7 +91,7 @@ class Group:
         self.link = link
         self.previous = None if previous is None else ref(previous)
         self.state = GroupState.RECORDING
-        self.armed = True
+        self.backward_pending = True
         self.storages: list[ref[SavedStorage]] = []
         self.device_bytes = 0
         self.stream: Any = None

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+from activation_swap.core.attention_calls import AttentionCalls
 from activation_swap.core.engine import Engine
 from activation_swap.core.hooked_site import HookedSite
-from activation_swap.core.hooks import AfterAttention, BeforeAttention, InertHook, Tracer
+from activation_swap.core.hooks import AfterAttention, BeforeAttention, InertHook
 from activation_swap.core.layer_chain import LayerChain
 from activation_swap.core.link import Links
 from activation_swap.core.microbatch_groups import MicrobatchGroups
@@ -55,7 +56,7 @@ class InstalledSwap:
             order = LayerChain(
                 self._engine, last=len(self.sites) - 1, keep_last=plan.policy.keep_last
             )
-        self._tracer = Tracer(
+        self._calls = AttentionCalls(
             self.sites,
             recorded=self.recorded,
             policy=self.policy,
@@ -81,8 +82,8 @@ class InstalledSwap:
     def place(self, index: int, module: nn.Module) -> None:
         """Register the hooks of site number ``index`` on its module."""
         drop_forward_hooks(module, InertHook)
-        before = BeforeAttention(self._tracer, index, self)
-        after = AfterAttention(self._tracer, index, self)
+        before = BeforeAttention(self._calls, index, self)
+        after = AfterAttention(self._calls, index, self)
         self._handles += (
             module.register_forward_pre_hook(before, with_kwargs=True),
             # Called always: an exception in the attention must not leave its hooks active.
@@ -144,7 +145,7 @@ class InstalledSwap:
         for handle in handles:
             handle.remove()
         if handles:
-            self._tracer.close_interrupted()
+            self._calls.close_interrupted()
             self._engine.close()
 
 

@@ -50,7 +50,7 @@ class PackedTensor:
         """
         storage = self._storage
         group = storage.group
-        if group.armed:
+        if group.backward_pending:
             group.engine.begin_backward(group)
         aliases = storage.aliases
         if aliases is not None:
@@ -100,7 +100,7 @@ class KeptTensor(tuple[Origin, "torch.Tensor", int]):
         """
         origin, alias, version = self
         group = origin.group()
-        if group is not None and group.armed:
+        if group is not None and group.backward_pending:
             group.engine.begin_backward(group)
         if alias._version != version:
             raise _changed_in_place(origin.fqn, alias)

@@ -53,18 +53,18 @@ class Recorder:
     """
 
     __slots__ = (
+        "_argument_addresses",
         "_arguments",
         "_autocast",
-        "_borrowed",
         "_device",
         "_kept",
         "_known",
         "_min_bytes",
         "_min_coverage",
         "_module",
+        "_module_addresses",
         "_narrow_from",
         "_origin",
-        "_owned",
         "group",
         "kept_bytes",
         "storages",
@@ -83,8 +83,8 @@ class Recorder:
         self._narrow_from = narrow_from(self._min_bytes) if policy.narrow else None
         self._module: nn.Module | None = module
         self._arguments = arguments
-        self._borrowed: set[int] | None = None
-        self._owned: set[int] | None = None
+        self._argument_addresses: set[int] | None = None
+        self._module_addresses: set[int] | None = None
         self._device = group.link.transfer.device
         self._autocast = torch.is_autocast_enabled(self._device.type)
         self._known: dict[int, SavedStorage] = {}
@@ -136,7 +136,8 @@ class Recorder:
         del self.group
         self._module = None
         self._arguments = ()
-        self._borrowed = None
+        self._argument_addresses = None
+        self._module_addresses = None
         self.storages = []
         self._known = {}
         self._kept = {}
@@ -169,9 +170,9 @@ class Recorder:
         return self._owner_elsewhere(tensor, address) if root.is_leaf else None
 
     def _owner_elsewhere(self, tensor: torch.Tensor, address: int) -> KeepReason | None:
-        if not tensor.requires_grad and address in self._borrowed_addresses():
+        if not tensor.requires_grad and address in self._addresses_of_arguments():
             return KeepReason.ARGUMENT
-        return KeepReason.PARAMETER if address in self._owned_addresses() else None
+        return KeepReason.PARAMETER if address in self._addresses_of_module() else None
 
     def _is_parameter(self, tensor: torch.Tensor, root: torch.Tensor) -> bool:
         kind = type(root)
@@ -184,23 +185,23 @@ class Recorder:
         # of a frozen weight is made for this call alone, and moves like any other saved tensor.
         return self._autocast and is_parameter_cast(root)
 
-    def _borrowed_addresses(self) -> set[int]:
-        if self._borrowed is None:
-            self._borrowed = _addresses(
+    def _addresses_of_arguments(self) -> set[int]:
+        if self._argument_addresses is None:
+            self._argument_addresses = _addresses(
                 tensor for tensor in _tensors(self._arguments) if not tensor.requires_grad
             )
-        return self._borrowed
+        return self._argument_addresses
 
-    def _owned_addresses(self) -> set[int]:
+    def _addresses_of_module(self) -> set[int]:
         # Read inside of the call: FSDP2 gathers parameters into new storages just before it.
-        if self._owned is None:
+        if self._module_addresses is None:
             module = self._module
-            self._owned = (
+            self._module_addresses = (
                 set()
                 if module is None
                 else _addresses(chain(module.parameters(), module.buffers()))
             )
-        return self._owned
+        return self._module_addresses
 
     def _pack_special(
         self, tensor: torch.Tensor, *, parameter: bool | None

@@ -298,7 +298,7 @@ def test_fsdp1_is_told_to_use_fully_shard(model: Any) -> None:
         registry.apply("attention", FullyShardedDataParallel(model, device_id=torch.device("cpu")))
 
     assert refusal.value.reason is Reason.UNSUPPORTED_WRAPPER
-    assert "fully_shard" in refusal.value.fix
+    assert refusal.value.fix == "use torch.distributed.fsdp.fully_shard, before or after apply"
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

@@ -1,0 +1,178 @@
+"""The training calls of attentions: a recorder is open around each."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from activation_swap._stats import KeepReason
+from activation_swap.core.call_guard import (
+    check_call,
+    check_recompute_flag,
+    check_result,
+    shallow_copy_error,
+)
+from activation_swap.core.group import Group
+from activation_swap.core.packed_tensor import unpack
+from activation_swap.core.recorder import Recorder
+from activation_swap.core.torch_private import (
+    pop_saved_tensor_hooks,
+    push_saved_tensor_hooks,
+    top_saved_tensor_hooks,
+)
+from activation_swap.core.warning import warn
+from activation_swap.errors import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from activation_swap._config import SwapPolicy
+    from activation_swap.core.engine import Engine
+    from activation_swap.core.hooked_site import HookedSite
+    from activation_swap.core.link import Links
+    from activation_swap.core.order import SwapOrder
+
+__all__ = ["AttentionCalls"]
+
+
+class _Open(threading.local):
+    """The recorders of the attention calls that this thread is inside of: one, or none."""
+
+    def __init__(self) -> None:
+        self.recorders: list[Recorder] = []
+
+
+class AttentionCalls:
+    """Opens a recorder around each training call of an attention.
+
+    Args:
+        sites: The attentions in forward order.
+        recorded: Positions of those whose saved tensors are taken.
+        policy: What may move.
+        engine: Takes the recorded groups.
+        links: Gives a group its device's link.
+        order: Decides what is taken, kept and released.
+    """
+
+    def __init__(
+        self,
+        sites: Sequence[HookedSite],
+        *,
+        recorded: frozenset[int],
+        policy: SwapPolicy,
+        engine: Engine,
+        links: Links,
+        order: SwapOrder,
+    ) -> None:
+        self._sites = sites
+        self._policy = policy
+        self._recorded = recorded
+        self._engine = engine
+        self._links = links
+        self._order = order
+        self._open = _Open()
+        self._warned_of_cache = False
+
+    def fqn(self, index: int) -> str:
+        """Return the name of attention number ``index``."""
+        return self._sites[index].fqn
+
+    def enter(self, index: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin a call: without grad there is nothing to save, and nothing is done.
+
+        Raises:
+            RejectedError: See :mod:`activation_swap.core.call_guard`; or hooks are disabled.
+        """
+        site = self._sites[index]
+        check_recompute_flag(site)
+        if not torch.is_grad_enabled() or index not in self._recorded:
+            return
+        expected = site.module()
+        if expected is None or module is not expected:
+            raise shallow_copy_error(site, module)
+        recorders = self._open.recorders
+        if recorders and not self.close_interrupted():
+            raise Reason.NESTED_ATTENTION.error(
+                where=site.fqn, found=f"a call inside of {recorders[-1].group.fqn}"
+            )
+        if not self._warned_of_cache:
+            self._check_cache(site, kwargs)
+        link = self._links.of(_device_of(args, kwargs))
+        check_call(site, link.transfer)
+        admission = self._order.admit(index)
+        if admission is None:
+            return
+        group = Group(
+            self._engine, fqn=site.fqn, index=index, link=link, previous=admission.previous
+        )
+        recorder = Recorder(group, self._policy, module, (args, kwargs))
+        # An interrupt may come between any two lines: hooks without a recorder could not be mended.
+        recorders.append(recorder)
+        try:
+            push_saved_tensor_hooks(recorder.pack, unpack)
+        except RuntimeError as error:
+            # torch.func's transforms, and whoever else calls disable_saved_tensors_hooks.
+            recorders.pop().close()
+            raise Reason.HOOKS_DISABLED.error(where=site.fqn, found=str(error)) from error
+
+    def leave(self, index: int, result: Any) -> None:
+        """End a call, also one that raised: then ``result`` is ``None`` and nothing moves."""
+        recorders = self._open.recorders
+        if not recorders or recorders[-1].group.index != index:
+            return
+        pop_saved_tensor_hooks()
+        recorder = recorders.pop()
+        group = recorder.group
+        self._seal(recorder, KeepReason.FAILED if result is None else self._order.keep(group))
+        if result is not None:
+            self._order.sealed(group)
+            check_result(self._sites[index], result)
+
+    def close_interrupted(self) -> bool:
+        """Mend what an interrupt left in this thread: module hooks see no KeyboardInterrupt.
+
+        Returns:
+            Whether no call is open any more: other hooks may be active inside of one.
+        """
+        recorders = self._open.recorders
+        while recorders:
+            recorder = recorders[-1]
+            top = top_saved_tensor_hooks()
+            if top is not None:
+                if top[0] != recorder.pack:
+                    return False
+                pop_saved_tensor_hooks()
+            recorders.pop()
+            self._seal(recorder, KeepReason.FAILED)
+        return True
+
+    def _check_cache(self, site: HookedSite, kwargs: dict[str, Any]) -> None:
+        for name in site.cache_arguments:
+            if kwargs.get(name) is not None:
+                self._warned_of_cache = True
+                warn(
+                    f"activation_swap: attention: {site.fqn} is given a key-value cache in a "
+                    "training forward. It holds keys and values until it is dropped, and moving "
+                    "them frees nothing before. Training needs no cache: pass use_cache=False.",
+                )
+
+    def _seal(self, recorder: Recorder, keep: KeepReason | None) -> None:
+        try:
+            self._engine.seal(
+                recorder.group, recorder.storages, kept_bytes=recorder.kept_bytes, keep=keep
+            )
+        finally:
+            recorder.close()
+
+
+def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    """Return the device that the call computes on: that of its first tensor.
+
+    Not that of a parameter: under a CPU-offload policy of FSDP2 that is the host.
+    """
+    for argument in (*args, *kwargs.values()):
+        if isinstance(argument, torch.Tensor):
+            return argument.device
+    return torch.device("cpu")
