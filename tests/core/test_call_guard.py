@@ -12,6 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from activation_swap._site import Site
+from activation_swap.core import torch_private
 from activation_swap.core.call_guard import arity_error, check_call, check_recompute_flag
 from activation_swap.core.hooked_site import HookedSite
 from activation_swap.errors import Reason, RejectedError
@@ -76,6 +77,19 @@ def test_a_site_or_owner_that_is_compiled_later_is_refused(position: int) -> Non
     with pytest.raises(RejectedError) as refusal:
         check_call(site, EAGER)
     assert refusal.value.reason is Reason.COMPILED_LATER
+
+
+@pytest.mark.parametrize(
+    ("callback", "compiled"),
+    [(None, False), (False, False), (lambda *_: None, True)],
+    ids=["no callback", "cached code only", "a callback"],
+)
+def test_a_callback_of_dynamo_is_a_compilation(
+    monkeypatch: pytest.MonkeyPatch, callback: object, *, compiled: bool
+) -> None:
+    monkeypatch.setattr(torch_private._eval_frame, "get_eval_frame_callback", lambda: callback)
+
+    assert torch_private.under_dynamo() is compiled
 
 
 @pytest.mark.parametrize(
