@@ -26,6 +26,10 @@ def page(name: str) -> str:
     return (DOCS / name).read_text("utf-8")
 
 
+def place(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.stem)
 def test_a_page_begins_with_what_it_is_for(path: Path) -> None:
     title, _, purpose = path.read_text("utf-8").splitlines()[:3]
@@ -82,6 +86,21 @@ def test_an_example_says_how_to_run_it(path: Path) -> None:
     assert re.search(rf"^ +(python|torchrun) .*examples/{path.name}", text, flags=re.MULTILINE)
 
 
+@pytest.mark.parametrize(
+    "path",
+    [*EXAMPLES, *sorted((ROOT / "examples").glob("*/src/*/*.py")), *WRITTEN, ROOT / "README.md"],
+    ids=place,
+)
+def test_what_is_shown_imports_public_names_only(path: Path) -> None:
+    text = path.read_text("utf-8")
+    imports = re.findall(
+        r"from (activation_swap[\w.]*) import (?:\(([^)]*)\)|(.*))", text, flags=re.MULTILINE
+    )
+    names = {name for _, *several in imports for name in re.findall(r"\w+", " ".join(several))}
+    assert [name for name in sorted(names) if name not in page("reference/api.md")] == []
+    assert not any("._" in module or ".core" in module for module, *_ in imports), "private"
+
+
 @pytest.mark.parametrize("name", ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "README.md"])
 def test_make_targets_that_are_named_exist(name: str) -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
@@ -90,6 +109,39 @@ def test_make_targets_that_are_named_exist(name: str) -> None:
     for command in re.findall(r"`make ([a-z -]+)`", text):
         for target in command.split():
             assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+
+
+BESIDE_THE_SITE = [
+    *sorted(ROOT.glob("*.md")),
+    ROOT / "examples" / "README.md",
+    ROOT / "changelog.d" / "README.md",
+]
+
+
+def anchors(path: Path) -> set[str]:
+    """Return the anchors that a heading of a Markdown file has on the web."""
+    titles = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", BESIDE_THE_SITE, ids=place)
+def test_links_outside_of_the_site_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)]*)\)", path.read_text("utf-8")):
+        name, _, anchor = target.partition("#")
+        linked = path.parent / name if name else path
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), target
+
+
+@pytest.mark.parametrize("path", [*BESIDE_THE_SITE, *sorted(DOCS.rglob("*.md"))], ids=place)
+def test_files_and_tests_that_are_named_exist(path: Path) -> None:
+    folders = "tests|docs|examples|benchmarks|configs|activation_swap|adapters|compat|core|trainer"
+    named = re.findall(rf"`((?:{folders})/[\w./-]+)(?:::(\w+))?`", path.read_text("utf-8"))
+    for name, test in named:
+        found = [root / name for root in (ROOT, ROOT / "activation_swap") if (root / name).exists()]
+        if "FAMILY" not in name:
+            assert found, name
+        assert not test or f"def {test}(" in found[0].read_text("utf-8"), test
 
 
 def test_fragments_have_a_kind() -> None:
