@@ -101,12 +101,10 @@ class AttentionCalls:
             self._check_cache(site, kwargs)
         link = self._links.of(_device_of(args, kwargs))
         check_call(site, link.transfer)
-        admission = self._order.admit(index)
-        if admission is None:
+        if not self._order.admit(index):
             return
-        group = Group(
-            self._engine, fqn=site.fqn, index=index, link=link, previous=admission.previous
-        )
+        previous = self._order.previous()
+        group = Group(self._engine, fqn=site.fqn, index=index, link=link, previous=previous)
         recorder = Recorder(group, self._policy, module, (args, kwargs))
         # An interrupt may come between any two lines: hooks without a recorder could not be mended.
         recorders.append(recorder)

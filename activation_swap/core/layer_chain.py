@@ -10,7 +10,6 @@ from weakref import ref
 from activation_swap._stats import KeepReason
 from activation_swap.core.group import GroupState
 from activation_swap.core.nothing_moved import NothingMoved
-from activation_swap.core.order import Admission
 
 if TYPE_CHECKING:
     from activation_swap.core.engine import Engine
@@ -53,7 +52,7 @@ class LayerChain:
         self._position = _Position()
         self._nothing_moved = NothingMoved(engine)
 
-    def admit(self, index: int) -> Admission:
+    def admit(self, index: int) -> bool:
         """Continue this thread's chain, or begin one when the layers start again."""
         position = self._position
         if index <= position.index:
@@ -62,7 +61,12 @@ class LayerChain:
             position.group = None
             position.moved = False
         position.index = index
-        return Admission(self._before())
+        return True
+
+    def previous(self) -> Group | None:
+        """Return the group of the layer before, if its graph is alive."""
+        known = self._position.group
+        return None if known is None else known()
 
     def keep(self, group: Group) -> KeepReason | None:
         """Keep the last group of the chain."""
@@ -88,7 +92,3 @@ class LayerChain:
             group = offloading.popleft()()
             if group is not None:
                 self._engine.release(group)
-
-    def _before(self) -> Group | None:
-        known = self._position.group
-        return None if known is None else known()

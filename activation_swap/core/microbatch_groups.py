@@ -11,7 +11,6 @@ from activation_swap._stats import KeepReason
 from activation_swap._verbs import GroupKey, Keep
 from activation_swap.core.group import GroupState
 from activation_swap.core.nothing_moved import NothingMoved
-from activation_swap.core.order import Admission
 from activation_swap.errors import Reason
 
 if TYPE_CHECKING:
@@ -192,20 +191,24 @@ class MicrobatchGroups:
         chunk = self._chunks.get(GroupKey(*key))
         return None if chunk is None else chunk.state
 
-    def admit(self, index: int) -> Admission | None:
+    def admit(self, index: int) -> bool:
         """Record an attention call into this thread's group; pass it by where there is none.
 
         Raises:
             RejectedError: No schedule was attached and no verb was used.
         """
+        if self._current.chunk is not None:
+            return True
+        if not self._driven:
+            raise Reason.SCHEDULE_NOT_ATTACHED.error(
+                where=self._sites[index].fqn, found="a training forward without any group"
+            )
+        return False
+
+    def previous(self) -> Group | None:
+        """Return the group of the chunk's attention call before, if it is alive."""
         chunk = self._current.chunk
-        if chunk is None:
-            if not self._driven:
-                raise Reason.SCHEDULE_NOT_ATTACHED.error(
-                    where=self._sites[index].fqn, found="a training forward without any group"
-                )
-            return None
-        return Admission(chunk.last_group())
+        return None if chunk is None else chunk.last_group()
 
     def keep(self, group: Group) -> KeepReason | None:
         """Keep what the plan leaves on the device."""
