@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 
@@ -67,6 +68,18 @@ def test_the_glossary_is_sorted() -> None:
     assert len(terms) > 30
     assert "Also:" not in block, "one meaning for each term"
     assert terms == sorted(terms, key=str.lower)
+
+
+@pytest.mark.parametrize("name", ["../README.md", "index.md", "guide/when-not-to-use.md"])
+def test_what_it_costs_is_said_where_people_decide(name: str) -> None:
+    rows = json.loads(page("benchmarks/summary.json"))
+    single = [row for row in rows if (row["name"], row["mode"]) == ("single", "attention")]
+
+    assert len(single) > 3
+    for row in single:
+        (line,) = re.findall(rf"^\| {row['tokens']:,} .*", page(name), flags=re.MULTILINE)
+        ratio = row["step_time_ratio"]
+        assert "out of memory" in line if ratio is None else f"| {ratio:.3f} |" in line
 
 
 def test_counters_of_the_policy_page_exist() -> None:
