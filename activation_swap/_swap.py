@@ -19,7 +19,7 @@ class Installation(Protocol):
 
     @property
     def groups(self) -> GroupVerbs:
-        """The verbs of a pipeline scheduler, keyed by (stage, microbatch)."""
+        """The verbs of a pipeline scheduler, for chunks keyed by (stage, microbatch)."""
 
     def describe(self) -> str:
         """What ``repr`` says of it."""

@@ -1,4 +1,4 @@
-"""The verbs through which a pipeline scheduler tells a swap when a group moves."""
+"""The verbs through which a pipeline scheduler tells a swap when a chunk moves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["GroupKey", "GroupVerbs", "IdleVerbs", "Keep"]
 
 
 class GroupKey(NamedTuple):
-    """One chunk: the forward of one microbatch through one stage.
+    """Names one chunk: the forward of one microbatch through one stage.
 
     Attributes:
         stage: Index of the stage in the whole pipeline.
@@ -24,7 +24,7 @@ class Keep(StrEnum):
     """What of a chunk stays on the device after its forward."""
 
     NOTHING = "NOTHING"
-    """All attention groups of the chunk move."""
+    """All groups of the chunk move, one for each attention."""
     TAIL = "TAIL"
     """The last attention stays, because the backward of this chunk follows at once."""
     ALL = "ALL"
@@ -40,19 +40,19 @@ class GroupVerbs(Protocol):
     """
 
     def set_group(self, key: tuple[int, int] | None, *, keep: Keep = Keep.NOTHING) -> None:
-        """Name the group that attention forwards of the calling thread belong to.
+        """Name the chunk that attention forwards of the calling thread belong to.
 
         Args:
-            key: ``(stage, microbatch)``, or ``None`` after the forward. Forwards outside any group
+            key: ``(stage, microbatch)``, or ``None`` after the forward. Forwards outside any chunk
                 pass through untouched.
-            keep: What of the group stays on the device.
+            keep: What of the chunk stays on the device.
         """
 
     def launch_offload(self, key: tuple[int, int]) -> None:
-        """Close the group after its forward; the copies of all that moves have been launched."""
+        """Close the chunk after its forward; the copies of all that moves have been launched."""
 
     def wait_offload(self, key: tuple[int, int]) -> None:
-        """Order compute after the group's last D2H and give up the rest of its device memory."""
+        """Order compute after the chunk's last D2H and give up the rest of its device memory."""
 
     def launch_reload(self, key: tuple[int, int]) -> None:
         """Launch the H2D of the attention that backward needs first.
@@ -64,9 +64,9 @@ class GroupVerbs(Protocol):
         """Order compute after the H2D that :meth:`launch_reload` launched."""
 
     def abort(self, key: tuple[int, int] | None = None) -> None:
-        """Forget the bookkeeping of one group, or of all, after a failed step.
+        """Forget the bookkeeping of one chunk, or of all, after a failed step.
 
-        Live graphs stay right: their saved tensors belong to them, not to the group.
+        Live graphs stay right: their saved tensors belong to them, not to the chunk.
         """
 
 

@@ -604,9 +604,9 @@ class Reason(Enum):
     GROUP_STATE = ReasonSpec(
         code="AS509",
         kind=SwapStateError,
-        summary="a verb came at a moment that its group's state does not allow",
+        summary="a verb came at a moment that its chunk's state does not allow",
         expected="set_group, launch_offload, wait_offload, launch_reload, wait_reload, in order",
-        fix="correct the scheduler, or abort the group after a failed step",
+        fix="correct the scheduler, or abort the chunk after a failed step",
         consequence="the step was not taken",
     )
     SCHEDULE_NOT_ATTACHED = ReasonSpec(

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from activation_swap.core.attention_calls import AttentionCalls
+from activation_swap.core.chunks import Chunks
 from activation_swap.core.engine import Engine
 from activation_swap.core.hooked_site import HookedSite
 from activation_swap.core.hooks import AfterAttention, BeforeAttention, InertHook
 from activation_swap.core.layer_chain import LayerChain
 from activation_swap.core.link import Links
-from activation_swap.core.microbatch_groups import MicrobatchGroups
 from activation_swap.core.torch_private import drop_forward_hooks, forward_pre_hooks
 from activation_swap.errors import Reason
 
@@ -48,10 +48,10 @@ class InstalledSwap:
         self._engine = Engine(self._links)
         self._handles: list[Any] = []
         self._attachment: Attachment | None = None
-        self._groups: MicrobatchGroups | None = None
-        order: LayerChain | MicrobatchGroups
+        self._chunks: Chunks | None = None
+        order: LayerChain | Chunks
         if plan.setup.pp_size > 1:
-            order = self._groups = MicrobatchGroups(self._engine, self.sites)
+            order = self._chunks = Chunks(self._engine, self.sites)
         else:
             order = LayerChain(
                 self._engine, last=len(self.sites) - 1, keep_last=plan.policy.keep_last
@@ -93,7 +93,7 @@ class InstalledSwap:
     def describe(self) -> str:
         """Return the number of attentions and, under a pipeline, whether a schedule is followed."""
         attentions = f"attentions={len(self.sites)}"
-        if self._groups is None:
+        if self._chunks is None:
             return attentions
         return f"{attentions}, attached={self._attachment is not None}"
 
@@ -106,35 +106,35 @@ class InstalledSwap:
         self._engine.reset_stats()
 
     @property
-    def groups(self) -> MicrobatchGroups:
+    def groups(self) -> Chunks:
         """The verbs of a pipeline scheduler.
 
         Raises:
             RejectedError: pp_size is 1.
         """
-        if self._groups is None:
+        if self._chunks is None:
             raise Reason.WITHOUT_PIPELINE.error(found=f"{self.setup}")
-        return self._groups
+        return self._chunks
 
     def attach(self, schedule: Any) -> None:
-        """Let a ``torch.distributed.pipelining`` schedule drive the groups, in place of the last.
+        """Let a ``torch.distributed.pipelining`` schedule drive the chunks, in place of the last.
 
         Raises:
             RejectedError: It is no schedule of this swap's stages, or pp_size is 1.
             SwapStateError: One of its stages follows another swap.
         """
-        groups = self.groups
+        chunks = self.groups
         # Imported here: torch.distributed.pipelining is heavy, and only pipelines need it.
         from activation_swap.core.schedule.torch_pipelining import attach  # noqa: PLC0415
 
         self._attachment = attach(
             schedule,
-            groups,
+            chunks,
             sites=self.sites,
             recorded=self.recorded,
             replaces=self._attachment,
         )
-        groups.drive()
+        chunks.drive()
 
     def remove(self) -> None:
         """Take the hooks off and give the pinned memory up. Repeatable; live graphs stay right."""

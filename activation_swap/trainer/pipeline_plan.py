@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from activation_swap._verbs import GroupKey
     from activation_swap.core.schedule.actions import Action, ComputeOrder
-    from activation_swap.core.schedule.liveness import Chunk
+    from activation_swap.core.schedule.liveness import ChunkLife
     from activation_swap.trainer.attention_bytes import AttentionBytes
 
 __all__ = ["LinkPlan", "PipelinePlan", "PipelineSetup", "RankPlan", "plan_pipeline"]
@@ -255,8 +255,8 @@ def _peak_bytes(groups: Sequence[int], flight: Sequence[int], setup: PipelineSet
 
 
 def _moved_groups(
-    chunks: Sequence[Chunk], keeps: Mapping[GroupKey, Keep], counts: Mapping[int, int]
-) -> Iterator[tuple[Chunk, int]]:
+    chunks: Sequence[ChunkLife], keeps: Mapping[GroupKey, Keep], counts: Mapping[int, int]
+) -> Iterator[tuple[ChunkLife, int]]:
     """Every chunk with the number of its attention groups that cross the link."""
     for chunk in chunks:
         count, keep = counts[chunk.key.stage], keeps[chunk.key]
@@ -265,7 +265,7 @@ def _moved_groups(
 
 
 def _plan_link(
-    moved: Sequence[tuple[Chunk, int]],
+    moved: Sequence[tuple[ChunkLife, int]],
     *,
     spacing: Mapping[int, int],
     setup: PipelineSetup,

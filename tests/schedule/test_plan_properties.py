@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from activation_swap._verbs import GroupKey, Keep
 from activation_swap.core.schedule.actions import ComputeOrder, Kind, format_plan, parse_plan
 from activation_swap.core.schedule.decision import decide, move_all
-from activation_swap.core.schedule.liveness import Chunk, find_chunks
+from activation_swap.core.schedule.liveness import ChunkLife, find_chunks
 from activation_swap.core.schedule.lowering import lower, plan_rank
 from activation_swap.core.schedule.simulation import in_flight, residency
 from activation_swap.core.schedule.validation import validate
@@ -120,7 +120,7 @@ def test_the_simulation_counts_what_the_actions_do(
                 resident[action.key] = 0
 
 
-def _computing(chunk: Chunk, keep: Keep, index: int, count: int, now: int) -> int:
+def _computing(chunk: ChunkLife, keep: Keep, index: int, count: int, now: int) -> int:
     if index == chunk.forward:
         return count if keep is Keep.ALL else min(count, 2)
     if index < chunk.first_use or index > chunk.last_use:

@@ -1,1 +1,1 @@
-"""Pipeline schedules as data: when each (stage, microbatch) group moves, and what that saves."""
+"""Pipeline schedules as data: when each chunk, (stage, microbatch), moves, and what that saves."""

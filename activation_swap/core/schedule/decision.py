@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from activation_swap._verbs import GroupKey
-    from activation_swap.core.schedule.liveness import Chunk
+    from activation_swap.core.schedule.liveness import ChunkLife
 
 __all__ = ["decide", "move_all"]
 
 
-def move_all(chunks: Sequence[Chunk], *, attentions: Mapping[int, int]) -> dict[GroupKey, Keep]:
+def move_all(chunks: Sequence[ChunkLife], *, attentions: Mapping[int, int]) -> dict[GroupKey, Keep]:
     """Move every chunk as far as its gap allows.
 
     A chunk whose backward follows within fewer than ``MIN_GAP`` steps leaves its last attention on
@@ -39,7 +39,7 @@ def move_all(chunks: Sequence[Chunk], *, attentions: Mapping[int, int]) -> dict[
 
 
 def decide(
-    chunks: Sequence[Chunk], *, attentions: Mapping[int, int], steps: int
+    chunks: Sequence[ChunkLife], *, attentions: Mapping[int, int], steps: int
 ) -> dict[GroupKey, Keep]:
     """Choose what stays on the device, so that the peak is the lowest with the least traffic.
 
@@ -88,7 +88,7 @@ def _ceiling(resident: Sequence[int], flying: Sequence[int]) -> list[int]:
     return ceiling
 
 
-def _rises(chunk: Chunk, *, attentions: int, keep: Keep) -> list[tuple[int, int, int]]:
+def _rises(chunk: ChunkLife, *, attentions: int, keep: Keep) -> list[tuple[int, int, int]]:
     """Spans of steps in which keeping the chunk adds groups, with the number that it adds."""
     spans = sorted(resident_spans(chunk, attentions=attentions, keep=keep), key=itemgetter(0))
     rises = []

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from activation_swap._verbs import GroupKey
     from activation_swap.core.schedule.actions import Step
 
-__all__ = ["Chunk", "OrderProblem", "find_chunks", "find_order_problem"]
+__all__ = ["ChunkLife", "OrderProblem", "find_chunks", "find_order_problem"]
 
 
-class Chunk(NamedTuple):
+class ChunkLife(NamedTuple):
     """Life of one chunk's saved tensors, in indices of compute steps.
 
     Attributes:
@@ -80,7 +80,7 @@ def find_order_problem(order: Sequence[Step]) -> OrderProblem | None:
 
 def find_chunks(
     order: Sequence[Step], *, deferred_weight_stages: Collection[int] = ()
-) -> tuple[Chunk, ...]:
+) -> tuple[ChunkLife, ...]:
     """Read the life of every chunk off a compute order.
 
     In a split backward the first stage of a pipeline has no input gradient to compute: its ``I``
@@ -115,5 +115,5 @@ def find_chunks(
             last = first
         elif key.stage == 0:
             first = last
-        chunks.append(Chunk(key, forward, first, last))
+        chunks.append(ChunkLife(key, forward, first, last))
     return tuple(chunks)

@@ -1,4 +1,4 @@
-"""Lowering: from what a rank computes to when its groups move. Pure; no step is reordered."""
+"""Lowering: from what a rank computes to when its chunks move. Pure; no step is reordered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from activation_swap._verbs import GroupKey
     from activation_swap.core.schedule.actions import Step
-    from activation_swap.core.schedule.liveness import Chunk
+    from activation_swap.core.schedule.liveness import ChunkLife
 
 __all__ = ["lower", "plan_rank"]
 
@@ -28,7 +28,7 @@ _SLOT_ORDER = (
 
 
 def lower(
-    order: Sequence[Step], chunks: Sequence[Chunk], keeps: Mapping[GroupKey, Keep]
+    order: Sequence[Step], chunks: Sequence[ChunkLife], keeps: Mapping[GroupKey, Keep]
 ) -> tuple[LoweredStep, ...]:
     """Put the swap actions around the compute steps.
 

@@ -26,7 +26,7 @@ _LAST_KINDS = frozenset({Kind.FULL_BACKWARD, Kind.BACKWARD_WEIGHT})
 
 class _Mode(Enum):
     PASSIVE = auto()
-    """Evaluation: no call is followed and no group is named."""
+    """Evaluation: no call is followed and no chunk is named."""
     PLANNED = auto()
     """Every call so far was the one that the plan expects."""
     ON_DEMAND = auto()
@@ -45,7 +45,7 @@ class ScheduleRunner:
     chunk; the others run with whichever member enters first, or leaves last.
 
     Args:
-        verbs: What moves the groups: ``Swap.groups``.
+        verbs: What moves the chunks: ``Swap.groups``.
     """
 
     def __init__(self, verbs: GroupVerbs) -> None:
@@ -203,7 +203,7 @@ class ScheduleRunner:
 
     def _exit_on_demand(self, action: Action) -> None:
         waiting = list(self._offloading)
-        # A failure in another thread may have aborted this forward's group.
+        # A failure in another thread may have aborted this forward's chunk.
         if action.kind is Kind.FORWARD and action.key in self._open:
             self._launch_offload(action.key)
         for key in waiting:

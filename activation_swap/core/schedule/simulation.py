@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from activation_swap._verbs import GroupKey
-    from activation_swap.core.schedule.liveness import Chunk
+    from activation_swap.core.schedule.liveness import ChunkLife
 
 __all__ = ["MIN_GAP", "in_flight", "residency", "resident_spans"]
 
@@ -24,7 +24,7 @@ _WINDOW = 2
 the one whose copy runs under it."""
 
 
-def resident_spans(chunk: Chunk, *, attentions: int, keep: Keep) -> list[tuple[int, int, int]]:
+def resident_spans(chunk: ChunkLife, *, attentions: int, keep: Keep) -> list[tuple[int, int, int]]:
     """Resident attention groups of one chunk as ``(first step, step after the last, groups)``.
 
     Args:
@@ -51,7 +51,7 @@ def resident_spans(chunk: Chunk, *, attentions: int, keep: Keep) -> list[tuple[i
 
 
 def residency(
-    chunks: Iterable[Chunk],
+    chunks: Iterable[ChunkLife],
     keeps: Mapping[GroupKey, Keep],
     *,
     attentions: Mapping[int, int],
@@ -78,7 +78,7 @@ def residency(
     return list(accumulate(change[:-1]))
 
 
-def in_flight(chunks: Iterable[Chunk], *, weights: Mapping[int, int], steps: int) -> list[int]:
+def in_flight(chunks: Iterable[ChunkLife], *, weights: Mapping[int, int], steps: int) -> list[int]:
     """Sum a weight of all chunks between their forward and their last use, by step.
 
     With the number of attentions as weights this is the residency without a swap. With a number of

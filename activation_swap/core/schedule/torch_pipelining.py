@@ -44,11 +44,11 @@ def attach(
     recorded: Collection[int],
     replaces: Attachment | None = None,
 ) -> Attachment:
-    """Let a schedule drive the groups of its stages.
+    """Let a schedule drive the chunks of its stages.
 
     Args:
         schedule: A schedule of ``torch.distributed.pipelining``.
-        verbs: What moves the groups.
+        verbs: What moves the chunks.
         sites: The attention modules of this rank.
         recorded: Positions of those that move; the plan counts no others.
         replaces: The attachment that gives way, once nothing can be refused any more.
@@ -92,7 +92,7 @@ class Attachment:
     Args:
         schedule: The schedule to follow.
         stages: Its stages on this rank.
-        verbs: What moves the groups.
+        verbs: What moves the chunks.
         attentions: Number of attentions that move, by stage.
     """
 

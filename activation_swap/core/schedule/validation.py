@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from activation_swap._verbs import GroupKey
     from activation_swap.core.schedule.actions import LoweredStep
-    from activation_swap.core.schedule.liveness import Chunk
+    from activation_swap.core.schedule.liveness import ChunkLife
 
 __all__ = ["validate"]
 
@@ -85,7 +85,7 @@ _SEQUENCES = {
 }
 
 
-def _problems(chunk: Chunk, items: Sequence[_Placed]) -> Iterator[tuple[int, str]]:
+def _problems(chunk: ChunkLife, items: Sequence[_Placed]) -> Iterator[tuple[int, str]]:
     """Step and description of every broken rule of one chunk."""
     name = _name(chunk.key)
     expected = _SEQUENCES[items[0].action.keep]

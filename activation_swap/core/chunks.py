@@ -1,4 +1,4 @@
-"""The order under pipeline parallelism: (stage, microbatch) groups that a scheduler moves."""
+"""The order under a pipeline: by (stage, microbatch) chunks, which a scheduler moves."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from activation_swap.core.group import Group
     from activation_swap.core.hooked_site import HookedSite
 
-__all__ = ["ChunkState", "MicrobatchGroups"]
+__all__ = ["ChunkState", "Chunks"]
 
 
 class ChunkState(Enum):
-    """How far the verbs of one (stage, microbatch) have come."""
+    """How far the verbs of one chunk have come."""
 
     RECORDING = auto()
     """``set_group`` named it; its forward runs or has run."""
@@ -69,8 +69,8 @@ class _Current(threading.local):
     chunk: _Chunk | None = None
 
 
-class MicrobatchGroups:
-    """The verbs of ``Swap.groups``, and the order in which a chunk's attention groups move.
+class Chunks:
+    """The verbs of ``Swap.groups``, and the order in which the groups of a chunk move.
 
     Inside a chunk it goes layer by layer, as without pipeline: the end of an attention launches
     its offload and releases the one before, the first unpack of an attention launches the reload of
@@ -95,20 +95,20 @@ class MicrobatchGroups:
         self._moved = False
 
     def drive(self) -> None:
-        """Note that a schedule will name the groups: forwards outside of them are legal now."""
+        """Note that a schedule will name the chunks: forwards outside of them are legal now."""
         self._driven = True
 
     def set_group(self, key: tuple[int, int] | None, *, keep: Keep = Keep.NOTHING) -> None:
-        """Name the group of this thread's attention forwards from here on.
+        """Name the chunk of this thread's attention forwards from here on.
 
         A key may be used again for the next step; the tensors of the last one belong to its graph.
 
         Args:
-            key: ``(stage, microbatch)``, or ``None`` to leave the group.
+            key: ``(stage, microbatch)``, or ``None`` to leave the chunk.
             keep: What of it stays on the device.
 
         Raises:
-            SwapStateError: The group is named, and neither closed nor aborted.
+            SwapStateError: The chunk is named, and neither closed nor aborted.
         """
         self._driven = True
         if key is None:
@@ -117,7 +117,7 @@ class MicrobatchGroups:
         chunk = _Chunk(GroupKey(*key), keep)
         with self._lock:
             known = self._chunks.get(chunk.key)
-            # A group that stays whole has nothing to launch, and so nothing that closes it.
+            # A chunk that stays whole has nothing to launch, and so nothing that closes it.
             if (
                 known is not None
                 and known.state is ChunkState.RECORDING
@@ -128,10 +128,10 @@ class MicrobatchGroups:
         self._current.chunk = chunk
 
     def launch_offload(self, key: tuple[int, int]) -> None:
-        """Close a group after its forward. The copies run since each attention's end.
+        """Close a chunk after its forward. The copies run since each attention's end.
 
         Raises:
-            SwapStateError: The group is unknown, or was closed.
+            SwapStateError: The chunk is unknown, or was closed.
         """
         self._step(key, "launch_offload", ChunkState.OFFLOADING)
         if not self._moved:
@@ -140,7 +140,7 @@ class MicrobatchGroups:
             self._nothing_moved.warn()
 
     def wait_offload(self, key: tuple[int, int]) -> None:
-        """Order compute after the group's last copy and give up its device memory.
+        """Order compute after the chunk's last copy and give up its device memory.
 
         Raises:
             SwapStateError: Its offload was not launched, or was waited for.
@@ -172,10 +172,10 @@ class MicrobatchGroups:
             self._engine.wait_reload(group)
 
     def abort(self, key: tuple[int, int] | None = None) -> None:
-        """Forget one group, or all, after a failure. Their graphs stay right. Repeatable.
+        """Forget one chunk, or all, after a failure. Their graphs stay right. Repeatable.
 
         Args:
-            key: The group, or ``None`` for all of this swap.
+            key: The chunk, or ``None`` for all of this swap.
         """
         with self._lock:
             if key is None:
@@ -187,12 +187,12 @@ class MicrobatchGroups:
             self._current.chunk = None
 
     def state(self, key: tuple[int, int]) -> ChunkState | None:
-        """Return how far a group is, or ``None`` for one that no verb has named."""
+        """Return how far a chunk is, or ``None`` for one that no verb has named."""
         chunk = self._chunks.get(GroupKey(*key))
         return None if chunk is None else chunk.state
 
     def admit(self, index: int) -> bool:
-        """Record an attention call into this thread's group; pass it by where there is none.
+        """Record an attention call into this thread's chunk; pass it by where there is none.
 
         Raises:
             RejectedError: No schedule was attached and no verb was used.
@@ -201,7 +201,7 @@ class MicrobatchGroups:
             return True
         if not self._driven:
             raise Reason.SCHEDULE_NOT_ATTACHED.error(
-                where=self._sites[index].fqn, found="a training forward without any group"
+                where=self._sites[index].fqn, found="a training forward without any chunk"
             )
         return False
 
@@ -220,7 +220,7 @@ class MicrobatchGroups:
         return None
 
     def sealed(self, group: Group) -> None:
-        """Release the attention group before this one of the same chunk, behind its copy."""
+        """Release the group before this one of the same chunk, behind its copy."""
         chunk = self._current.chunk
         if chunk is None:
             return
@@ -246,5 +246,5 @@ class MicrobatchGroups:
 def _illegal(*, verb: str, key: GroupKey, state: ChunkState | None) -> Exception:
     return Reason.GROUP_STATE.error(
         where=f"stage {key.stage}, microbatch {key.microbatch}",
-        found=f"{verb} of a group that is {'unknown' if state is None else state.name}",
+        found=f"{verb} of a chunk that is {'unknown' if state is None else state.name}",
     )
