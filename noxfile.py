@@ -5,7 +5,7 @@
     nox -s canary       the newest release on the index, pre-releases too
     nox -s newest_torch the newest torch that installs here, with the newest tested Transformers
     nox -s coverage     every branch of what decides and refuses is tested
-    nox -s wheel        the built wheel, without the source tree beside it, passes the quick tests
+    nox -s wheel        the built wheel, without the source tree beside it: bits and order of copies
     nox -s adapter      the adapter of examples/out_of_tree_adapter, installed as a package
     nox -s examples     every example, as its docstring says to run it
     nox -s docs         the site with warnings as errors, its doctests, docstring coverage
@@ -81,15 +81,19 @@ DECIDING_TESTS = (
     "tests/trainer/test_config.py",
 )
 
-# Tests that need no more than the package, a few seconds each.
+# What a broken wheel would show first, and all of what the swap promises of bits and of copies. The
+# other tests run against the source tree alone: all of them twice would take half as long again.
 WHEEL_TESTS = (
     "tests/api",
+    "tests/core",
+    "tests/numerics",
     "tests/registry",
     "tests/schedule/test_actions.py",
     "tests/trainer/test_check.py",
     "tests/trainer/test_config.py",
 )
 BESIDE_THE_PACKAGE = (
+    "benchmarks",
     "tests",
     "docs",
     "examples",
