@@ -82,6 +82,44 @@ class Engine:
                 self._counters.kept_bytes[keep] += group.device_bytes
                 group.move_to(GroupState.RESIDENT)
 
+    def _offload(self, group: Group, storages: Sequence[SavedStorage]) -> bool:
+        """Launch the D2H copies of a group; ``False`` when there is no host memory for it."""
+        # Versions are compared when the device memory is given up: a change before the copy, or
+        # during it, is seen there, and the storage stays.
+        nbytes = 0
+        spans = []
+        for storage in storages:
+            spans.append(
+                (nbytes, storage.link_bytes, storage.link_dtype, storage.size, storage.stride)
+            )
+            nbytes += aligned(storage.link_bytes)
+        link = group.link
+        block = link.pool.allocate(nbytes)
+        if block is None:
+            self._warn_of_host_memory(group, nbytes)
+            return False
+        group.stream = stream = link.transfer.compute_stream()
+        # Narrowed on the compute stream: on the transfer stream the kernels would wait for room
+        # among compute's, and the copies behind them.
+        sources = [
+            upper_halves(storage.original()) if storage.narrow else storage.original()
+            for storage in storages
+        ]
+        hosts = block.tensors(tuple(spans))
+        for storage, host in zip(storages, hosts, strict=True):
+            storage.host = host
+        with _range("offload", group):
+            fence = link.transfer.offload(
+                list(zip(sources, hosts, strict=True)), stream=stream, after=block.fences
+            )
+        block.fences = (fence,)
+        group.block = block
+        group.copy = Copy(link.transfer, stream, fence, sources)
+        group.move_to(GroupState.OFFLOADING)
+        self._counters.offloaded_bytes += sum([storage.link_bytes for storage in storages])
+        self._counters.offloaded_storages += len(storages)
+        return True
+
     def release(self, group: Group) -> None:
         """Give up the device memory of an offloading group once compute is behind its copy.
 
@@ -104,11 +142,50 @@ class Engine:
                     storage.aliases = None
             self._counters.lose(group.device_bytes)
 
+    def _keep_changed(self, group: Group, storage: SavedStorage) -> None:
+        # It keeps its aliases, and so autograd's own behaviour: an error if, and only if, backward
+        # needs a save that was changed after it.
+        group.device_bytes -= storage.nbytes
+        self._counters.lose(storage.nbytes)
+        self._counters.kept_bytes[KeepReason.CHANGED] += storage.nbytes
+
     def launch_reload(self, group: Group) -> None:
         """Launch the reload of an offloaded group; does nothing in any other state."""
         with self._lock:
             if group.state is GroupState.OFFLOADED:
                 self._reload(group)
+
+    def _reload(self, group: Group) -> None:
+        block = group.block
+        if block is None:
+            raise group.impossible(asked="a reload without host bytes")
+        storages = [storage for storage in group.live_storages() if storage.aliases is None]
+        transfer = group.link.transfer
+        device = transfer.device
+        # The stream of the forward owns the memory, whichever thread prefetches: what backward
+        # frees there is reused there, in order.
+        with transfer.on(group.stream):
+            targets = [
+                torch.empty_strided(
+                    storage.size, storage.stride, dtype=storage.dtype, device=device
+                )
+                for storage in storages
+            ]
+        hosts = [storage.host for storage in storages]
+        with _range("reload", group):
+            fence = transfer.reload(
+                list(zip(targets, hosts, strict=True)), stream=group.stream, after=block.fences
+            )
+        for storage, target in zip(storages, targets, strict=True):
+            storage.reloaded = target
+            storage.host = ()
+        # The bytes may be given to another group at once: its copy is ordered behind this one.
+        block.fences = (fence,)
+        group.block = None
+        group.copy = Copy(transfer, group.stream, fence, targets)
+        group.move_to(GroupState.RELOADING)
+        self._counters.reloaded_bytes += sum([storage.link_bytes for storage in storages])
+        self._gain(group.device_bytes)
 
     def wait_reload(self, group: Group) -> None:
         """Order compute after the reload of a group; does nothing if none is in flight."""
@@ -183,83 +260,6 @@ class Engine:
             # A forward that runs in another thread now finds no memory, and needs no warning.
             self._warned = True
             self._links.close()
-
-    def _offload(self, group: Group, storages: Sequence[SavedStorage]) -> bool:
-        """Launch the D2H copies of a group; ``False`` when there is no host memory for it."""
-        # Versions are compared when the device memory is given up: a change before the copy, or
-        # during it, is seen there, and the storage stays.
-        nbytes = 0
-        spans = []
-        for storage in storages:
-            spans.append(
-                (nbytes, storage.link_bytes, storage.link_dtype, storage.size, storage.stride)
-            )
-            nbytes += aligned(storage.link_bytes)
-        link = group.link
-        block = link.pool.allocate(nbytes)
-        if block is None:
-            self._warn_of_host_memory(group, nbytes)
-            return False
-        group.stream = stream = link.transfer.compute_stream()
-        # Narrowed on the compute stream: on the transfer stream the kernels would wait for room
-        # among compute's, and the copies behind them.
-        sources = [
-            upper_halves(storage.original()) if storage.narrow else storage.original()
-            for storage in storages
-        ]
-        hosts = block.tensors(tuple(spans))
-        for storage, host in zip(storages, hosts, strict=True):
-            storage.host = host
-        with _range("offload", group):
-            fence = link.transfer.offload(
-                list(zip(sources, hosts, strict=True)), stream=stream, after=block.fences
-            )
-        block.fences = (fence,)
-        group.block = block
-        group.copy = Copy(link.transfer, stream, fence, sources)
-        group.move_to(GroupState.OFFLOADING)
-        self._counters.offloaded_bytes += sum([storage.link_bytes for storage in storages])
-        self._counters.offloaded_storages += len(storages)
-        return True
-
-    def _keep_changed(self, group: Group, storage: SavedStorage) -> None:
-        # It keeps its aliases, and so autograd's own behaviour: an error if, and only if, backward
-        # needs a save that was changed after it.
-        group.device_bytes -= storage.nbytes
-        self._counters.lose(storage.nbytes)
-        self._counters.kept_bytes[KeepReason.CHANGED] += storage.nbytes
-
-    def _reload(self, group: Group) -> None:
-        block = group.block
-        if block is None:
-            raise group.impossible(asked="a reload without host bytes")
-        storages = [storage for storage in group.live_storages() if storage.aliases is None]
-        transfer = group.link.transfer
-        device = transfer.device
-        # The stream of the forward owns the memory, whichever thread prefetches: what backward
-        # frees there is reused there, in order.
-        with transfer.on(group.stream):
-            targets = [
-                torch.empty_strided(
-                    storage.size, storage.stride, dtype=storage.dtype, device=device
-                )
-                for storage in storages
-            ]
-        hosts = [storage.host for storage in storages]
-        with _range("reload", group):
-            fence = transfer.reload(
-                list(zip(targets, hosts, strict=True)), stream=group.stream, after=block.fences
-            )
-        for storage, target in zip(storages, targets, strict=True):
-            storage.reloaded = target
-            storage.host = ()
-        # The bytes may be given to another group at once: its copy is ordered behind this one.
-        block.fences = (fence,)
-        group.block = None
-        group.copy = Copy(transfer, group.stream, fence, targets)
-        group.move_to(GroupState.RELOADING)
-        self._counters.reloaded_bytes += sum([storage.link_bytes for storage in storages])
-        self._gain(group.device_bytes)
 
     def _gain(self, nbytes: int) -> None:
         forgotten = self._forgotten
