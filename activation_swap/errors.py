@@ -139,6 +139,7 @@ class Reason(Enum):
 
     _value_: ReasonSpec
 
+    # AS1xx: the registry: what is asked for, and of which model.
     UNKNOWN_MODE = ReasonSpec(
         code="AS101",
         kind=RejectedError,
@@ -240,6 +241,29 @@ class Reason(Enum):
         "swapped",
         fix="recompute MLP or MoE blocks alone or nothing, or set activation_swap: none",
     )
+    INVALID_SETUP = ReasonSpec(
+        code="AS115",
+        kind=RejectedError,
+        summary="the training set-up has an illegal value",
+        expected="an activation_swap.TrainingSetup with legal fields",
+        fix="correct the value",
+    )
+    INVALID_POLICY = ReasonSpec(
+        code="AS116",
+        kind=RejectedError,
+        summary="the swap policy has an illegal value",
+        expected="an activation_swap.SwapPolicy with legal fields",
+        fix="correct the value",
+    )
+    ADAPTER_CONTRACT = ReasonSpec(
+        code="AS117",
+        kind=RejectedError,
+        summary="an adapter breaks a rule that the registry relies on",
+        expected="what activation_swap.testing.check_adapter says of sites, checks and bits",
+        fix="repair the adapter",
+        consequence="it should not be released",
+    )
+    # AS2xx: compat: the model is not as its Transformers release makes it.
     VERSION_TOO_OLD = ReasonSpec(
         code="AS201",
         kind=RejectedError,
@@ -339,26 +363,13 @@ class Reason(Enum):
         fix="remove what replaced the attention's output, or report a changed release",
         consequence="the forward was stopped",
     )
+    # AS3xx: install: what would make a swap wrong or useless on any model.
     ALREADY_SWAPPED = ReasonSpec(
         code="AS301",
         kind=RejectedError,
         summary="a module of the model is swapped by another installation",
         expected="modules that no live Swap owns, or the same model, set-up and policy again",
         fix="call remove() on the live Swap first",
-    )
-    REPEATED_MODULE = ReasonSpec(
-        code="AS309",
-        kind=RejectedError,
-        summary="one attention module occurs in several places",
-        expected="each attention module once",
-        fix="pass each stage once, and give each layer an attention of its own",
-    )
-    NO_ATTENTION = ReasonSpec(
-        code="AS310",
-        kind=RejectedError,
-        summary="the model has no attention to swap",
-        expected="at least one decoder layer, or pp_size > 1",
-        fix="pass a model with layers, or set activation_swap: none",
     )
     COMPILED_MODEL = ReasonSpec(
         code="AS302",
@@ -409,28 +420,21 @@ class Reason(Enum):
         expected="floating-point weights; quantized ones are untested",
         fix="train the unquantized model, or set activation_swap: none",
     )
-    INVALID_SETUP = ReasonSpec(
-        code="AS115",
+    REPEATED_MODULE = ReasonSpec(
+        code="AS309",
         kind=RejectedError,
-        summary="the training set-up has an illegal value",
-        expected="an activation_swap.TrainingSetup with legal fields",
-        fix="correct the value",
+        summary="one attention module occurs in several places",
+        expected="each attention module once",
+        fix="pass each stage once, and give each layer an attention of its own",
     )
-    INVALID_POLICY = ReasonSpec(
-        code="AS116",
+    NO_ATTENTION = ReasonSpec(
+        code="AS310",
         kind=RejectedError,
-        summary="the swap policy has an illegal value",
-        expected="an activation_swap.SwapPolicy with legal fields",
-        fix="correct the value",
+        summary="the model has no attention to swap",
+        expected="at least one decoder layer, or pp_size > 1",
+        fix="pass a model with layers, or set activation_swap: none",
     )
-    ADAPTER_CONTRACT = ReasonSpec(
-        code="AS117",
-        kind=RejectedError,
-        summary="an adapter breaks a rule that the registry relies on",
-        expected="what activation_swap.testing.check_adapter says of sites, checks and bits",
-        fix="repair the adapter",
-        consequence="it should not be released",
-    )
+    # AS4xx: the reference trainer and its configuration.
     INVALID_CONFIG = ReasonSpec(
         code="AS401",
         kind=RejectedError,
@@ -535,6 +539,7 @@ class Reason(Enum):
         fix="leave --resume out, or set pp_size: 1",
         consequence=_NOTHING_RUN,
     )
+    # AS5xx: pipelines: schedules, plans and verbs.
     SCHEDULE_TEXT = ReasonSpec(
         code="AS501",
         kind=RejectedError,
@@ -625,6 +630,7 @@ class Reason(Enum):
         fix="pass pp_size in TrainingSetup, or use neither Swap.attach nor Swap.groups",
         consequence="nothing was done",
     )
+    # AS6xx: run time: what came after apply.
     CHECKPOINTING_ENABLED_LATER = ReasonSpec(
         code="AS601",
         kind=RejectedError,
@@ -657,7 +663,6 @@ class Reason(Enum):
         fix="report this as a bug with the calls that led to it",
         consequence="the step was not taken",
     )
-
     OUTER_HOOKS = ReasonSpec(
         code="AS605",
         kind=RejectedError,

@@ -149,6 +149,12 @@ def test_translated_exceptions_are_still_raised() -> None:
     assert there >= TRANSLATED
 
 
+def test_entries_are_in_the_order_of_their_codes() -> None:
+    codes = [reason.value.code for reason in Reason]
+
+    assert codes == sorted(codes)
+
+
 @pytest.mark.parametrize("reason", Reason, ids=lambda reason: reason.value.code)
 def test_entry_is_well_formed(reason: Reason) -> None:
     spec: ReasonSpec = reason.value
