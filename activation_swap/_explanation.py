@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from activation_swap._check import Check
     from activation_swap._site import Site
-    from activation_swap.compat.check import Check
     from activation_swap.errors import ActivationSwapError
 
 __all__ = ["Explanation"]

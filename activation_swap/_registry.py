@@ -10,12 +10,12 @@ from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final, get_args
 
+from activation_swap._check import Check, compare
 from activation_swap._config import SwapPolicy, TrainingSetup
 from activation_swap._explanation import Explanation
 from activation_swap._request import Mode, check_policy, check_setup
 from activation_swap._swap import Swap
 from activation_swap.adapters import BUILT_IN, Adapter
-from activation_swap.compat.check import Check, compare
 from activation_swap.compat.classes import original_class, peel, qualified_name
 from activation_swap.errors import Reason
 

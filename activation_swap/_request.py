@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from activation_swap._check import Check, compare
 from activation_swap._config import SwapPolicy, TrainingSetup
-from activation_swap.compat.check import Check, compare
 from activation_swap.errors import Reason
 
 if TYPE_CHECKING:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from activation_swap._check import Check, compare
 from activation_swap._site import Site
 from activation_swap.adapters.adapter import Adapter, Inspection
 from activation_swap.adapters.qwen3_moe import Qwen3MoeAttention
-from activation_swap.compat.check import Check, compare
 
 __all__ = ["BUILT_IN", "Adapter", "Check", "Inspection", "Site", "compare"]
 

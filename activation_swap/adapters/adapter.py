@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from torch import nn
 
+    from activation_swap._check import Check
     from activation_swap._config import TrainingSetup
     from activation_swap._site import Site
-    from activation_swap.compat.check import Check
 
 __all__ = ["Adapter", "Inspection"]
 

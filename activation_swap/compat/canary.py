@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from activation_swap._check import Check
 from activation_swap.compat import facts
-from activation_swap.compat.check import Check
 from activation_swap.compat.facts import RETURN_ARITY, TESTED, Fact, spelled
 from activation_swap.compat.probe import probe
 from activation_swap.compat.release import installed_release, read_release, untested_notice

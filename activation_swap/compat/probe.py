@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
-from activation_swap.compat.check import Check, compare
+from activation_swap._check import Check, compare
 from activation_swap.compat.classes import original_class, qualified_name
 from activation_swap.compat.facts import (
     ATTENTION_CLASS,

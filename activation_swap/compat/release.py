@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from packaging.version import InvalidVersion, Version
 
-from activation_swap.compat.check import Check
+from activation_swap._check import Check
 from activation_swap.compat.facts import SUPPORTED, TESTED, spelled
 from activation_swap.errors import ActivationSwapError, Reason
 

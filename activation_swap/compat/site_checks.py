@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from activation_swap.compat.check import Check, compare
+from activation_swap._check import Check, compare
 from activation_swap.compat.classes import qualified_name
 from activation_swap.compat.forward import compiled_forward
 from activation_swap.core.torch_private import (

@@ -27,7 +27,7 @@ from activation_swap.trainer.link_probe import LinkRates, probe_link
 if TYPE_CHECKING:
     import argparse
 
-    from activation_swap.compat.check import Check
+    from activation_swap._check import Check
 
 __all__ = ["CheckReport", "FactResult", "HostMemory", "SelfTest", "add_arguments", "check", "run"]
 
