@@ -10,7 +10,7 @@ from benchmarks.peers import NOT_RUN
 from benchmarks.plots import plot_growth, plot_memory_and_time, plot_timeline
 from benchmarks.rank_tables import link_table, rank_table
 from benchmarks.results import Result, load, read, summary
-from benchmarks.runs import RANK_RUNS, RUNS, SCRIPTS
+from benchmarks.runs import RANK_RUNS, RUNS, SCRIPTS, STAGE_RUNS
 from benchmarks.tables import conditions, cost_table, growth_lines, not_run_lines, table
 
 if TYPE_CHECKING:
@@ -26,21 +26,16 @@ _PLOTS: Final[dict[str, tuple[str, Callable[[Sequence[Result], Path], bool]]]] =
     "growth": ("growth", plot_growth),
 }
 _WITHOUT: Final = {
-    "memory": {"growth", "cost", "equality", *SCRIPTS, *RANK_RUNS},
+    "memory": {"growth", "cost", "equality", *SCRIPTS, *STAGE_RUNS, *RANK_RUNS},
     "growth": (RUNS.keys() - {"growth", "single"}) | RANK_RUNS.keys(),
 }
 """Runs of which such a plot says nothing."""
 
-_ABOUT: Final = {name: run.about for name, run in RUNS.items()} | SCRIPTS | RANK_RUNS
+_ABOUT: Final = {name: run.about for name, run in RUNS.items()} | SCRIPTS | STAGE_RUNS | RANK_RUNS
 _INTRODUCTION: Final = (
     "This page lists what was measured, and what was not. Every table says on which machine, with",
     "which versions and by which command.",
 )
-_BY_HAND: Final = {
-    "pipeline-stage": "One stage of a pipeline on one GPU, beside what the plan predicts.",
-}
-"""Pages that are written around a script's report."""
-
 _READING: Final = """\
 How to read the tables:
 
@@ -139,8 +134,7 @@ def _note_lines(results: Sequence[Result]) -> list[str]:
 
 
 def _index(results: Sequence[Result], names: Sequence[str]) -> str:
-    about = {name: _ABOUT.get(name, "") for name in names} | _BY_HAND
-    runs = [f"- [{name}]({name}.md): {text}" for name, text in about.items()]
+    runs = [f"- [{name}]({name}.md): {_ABOUT.get(name, '')}" for name in names]
     missing = [f"- {name}: {text}" for name, text in _ABOUT.items() if name not in names]
     measured = {(result.run, result.mode) for result in results if result.measured}
     missing += [

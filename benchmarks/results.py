@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "Result", "compare", "load", "read", "summary"]
 
 
+_ADAMW = "AdamW inside backward, gradients freed at once, lr 0"
+
+
 @dataclass(frozen=True)
 class Result:
     """One measurement: the content of one JSON file."""
@@ -150,12 +153,16 @@ class Comparison:
     def predicted_bytes(self) -> int | None:
         """What the plan takes off the peak of the rank that is the fullest without a swap."""
         planned = self._of_fullest("planned")[1]
-        return None if planned is None else int(planned["saved_bytes_at_peak"])
+        if planned is None:
+            return self.result.figures.get("predicted_bytes")
+        return int(planned["saved_bytes_at_peak"])
 
     @property
     def freed_of_predicted(self) -> float | None:
         """What that rank's peak fell by, by the prediction."""
         before, after = self._of_fullest("peak_bytes")
+        if before is None or after is None:
+            before, after = self._pair("peak_bytes")
         if before is None or after is None or not self.predicted_bytes:
             return None
         return float((before - after) / self.predicted_bytes)
@@ -200,32 +207,32 @@ def read(path: Path) -> list[Result]:
 
 
 def _of_report(name: str, report: dict[str, Any]) -> list[Result]:
-    """Return the rows of a report of :func:`benchmarks.pair.compare`."""
+    """Return the rows of a report of :func:`benchmarks.pair.compare` or of a script like it."""
     given = re.findall(r"--(\w+)=(\S+)", report["command"])
     options = dict(given)
     point = {
         "tokens": int(options["tokens"]),
         "layers": int(options["layers"]),
-        "microbatches": 1,
+        "microbatches": int(options.get("microbatches", 1)),
         "policy": {},
     }
     return [
         Result(
             {
-                "run": name,
+                "run": report.get("run", name),
                 "mode": row["mode"],
                 "repeat": position,
-                "shape": options["shape"],
+                "shape": options.get("shape", report.get("shape")),
                 "point": point,
                 "gpus": row.get("ranks", 1),
                 "warmup": int(options["warmup"]),
                 "steps": int(options["steps"]),
-                "optimizer": "AdamW inside backward, gradients freed at once, lr 0",
+                "optimizer": report.get("optimizer", _ADAMW),
                 "outcome": "measured",
                 # In a record, `ranks` are the figures of each; here it is their number.
                 "figures": {
                     **{name: value for name, value in row.items() if name != "ranks"},
-                    "eligible_bytes": row["saved_bytes"] or None,
+                    "eligible_bytes": row.get("saved_bytes") or None,
                 },
                 "note": report.get("note", ""),
                 "machine": row["machine"],
@@ -299,11 +306,11 @@ def summary(results: Sequence[Result]) -> list[dict[str, Any]]:
 def _of_pipeline(comparison: Comparison) -> dict[str, Any]:
     """Return what a summary's row says of a pipeline besides; nothing where there is none."""
     result = comparison.result
-    if not result.schedule:
-        return {}
-    return {
-        "schedule": result.schedule,
-        "stages_per_rank": result.stages_per_rank,
+    of_schedule = {"schedule": result.schedule, "stages_per_rank": result.stages_per_rank}
+    of_plan = {
         "predicted_bytes": comparison.predicted_bytes,
         "freed_of_predicted": comparison.freed_of_predicted,
     }
+    if result.schedule:
+        return of_schedule | of_plan
+    return {} if comparison.predicted_bytes is None else of_plan

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["PEERS", "RANK_RUNS", "RUNS", "SCRIPTS", "Point", "Process", "Run", "full_shape"]
+__all__ = [
+    "PEERS",
+    "RANK_RUNS",
+    "RUNS",
+    "SCRIPTS",
+    "STAGE_RUNS",
+    "Point",
+    "Process",
+    "Run",
+    "full_shape",
+]
 
 MIB: Final = 1024 * 1024
 
@@ -173,6 +183,11 @@ SCRIPTS: Final[dict[str, str]] = {
     "lora": "LoRA on q, k, v, o with a frozen base on one GPU: none twice and attention.",
 }
 """Runs that are modules of their own, ``benchmarks.NAME``: another model, another optimizer."""
+
+STAGE_RUNS: Final[dict[str, str]] = {
+    "pipeline-stage": "One stage of a pipeline on one GPU, stage 0 of 4, without the others.",
+}
+"""The run of :mod:`benchmarks.stage`."""
 
 RANK_RUNS: Final[dict[str, str]] = {
     "pipeline-2": "A pipeline over two GPUs: 24 layers a rank.",

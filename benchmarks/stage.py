@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.stage`` runs 24 layers of the 30B shape as stage 0 of 4 with 8 microbatches,
 4 of them in flight, once without and once with the swap, each in a process of its own, and prints
-what the simulation predicted beside what was measured.
+what the simulation predicted beside what was measured. ``python -m benchmarks render`` takes the
+report in under a name such as ``pipeline-stage-4096.json``.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from activation_swap.core.schedule.orders import one_f_one_b_order
 from activation_swap.core.schedule.runner import ScheduleRunner
 from activation_swap.core.schedule.simulation import in_flight, residency
 from activation_swap.trainer.device import determinism
+from benchmarks.machine import facts
 from benchmarks.model import build
 
+SHAPE = "qwen3-30b-a3b"
 STAGES = 4
 BYTES_PER_TOKEN = 50_176
 """Unique bytes that one attention of the 30B shape saves in bf16 with SDPA."""
@@ -55,7 +58,7 @@ def measure(  # noqa: C901 - one stage's step, read from top to bottom
     device: str = "cuda",
 ) -> dict[str, Any]:
     """Run the stage's order and return its figures."""
-    model = build("qwen3-30b-a3b", device=device, layers=layers)
+    model = build(SHAPE, device=device, layers=layers)
     digests: list[torch.Tensor] = []
     recording = False
 
@@ -135,8 +138,7 @@ def measure(  # noqa: C901 - one stage's step, read from top to bottom
         "reload_misses": 0 if stats is None else stats.reload_misses,
         "late_releases": 0 if stats is None else stats.late_releases,
         "host_bytes_reserved": 0 if stats is None else stats.host_bytes_reserved,
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(),
+        "machine": facts(device),
     }
 
 
@@ -162,8 +164,13 @@ def main() -> None:
         rows.append(json.loads(output.splitlines()[-1]))
     shape = {key: arguments[key] for key in ("layers", "microbatches", "tokens")}
     predicted = predicted_bytes(**shape)
+    rows[1]["predicted_bytes"] = predicted
     freed = rows[0]["peak_bytes"] - rows[1]["peak_bytes"]
     report = {
+        "run": "pipeline-stage",
+        "command": f"python -m benchmarks.stage {' '.join(options)}",
+        "shape": SHAPE,
+        "optimizer": "none: gradients are freed inside backward",
         "rows": rows,
         "predicted_bytes": predicted,
         "freed_bytes": freed,

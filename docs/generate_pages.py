@@ -161,15 +161,17 @@ def peers_block(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 def bits_block(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield in how many measurements the bits were those of the training without swap."""
+    # Without losses: a stage alone, whose gradients were not digested deterministically.
     compared = [row for row in rows if row["losses_equal"] is not None]
     others = [row for row in compared if row["mode"] != "none"]
     equal = [row for row in others if row["losses_equal"] and row["gradients_equal"]]
     two = sum(row["gpus"] > 1 for row in equal)
     peers = sum(row["mode"] != "attention" for row in equal)
     yield (
-        f"In {len(equal)} of {len(others)} measurements beside `none`, every loss and every "
-        f"gradient had its bits: {len(equal) - peers} of this package, {two} of these on two GPUs "
-        f"over NCCL, and {peers} of other tools."
+        f"In {len(equal)} of {len(others)} measurements beside `none`, every loss, and every "
+        "gradient of a step under deterministic algorithms, had its bits: "
+        f"{len(equal) - peers} of this package, {two} of these on two GPUs over NCCL, and {peers} "
+        "of other tools."
     )
 
 
