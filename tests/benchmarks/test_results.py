@@ -10,7 +10,7 @@ import pytest
 from benchmarks.lanes import lanes_of
 from benchmarks.pages import render
 from benchmarks.plots import plot_growth, plot_memory_and_time, plot_timeline
-from benchmarks.results import Result, compare, summary
+from benchmarks.results import Result, compare, load, summary
 from benchmarks.tables import growth_lines, table
 
 if TYPE_CHECKING:
@@ -89,6 +89,23 @@ def test_a_note_is_on_the_page_and_what_was_not_measured_on_the_overview(tmp_pat
         ("The machine was busy.", True),
         ("The machine was busy.", True),
     ]
+
+
+def test_a_stage_alone_is_beside_what_was_predicted_of_it(tmp_path: Path) -> None:
+    machine = {"date": "2026-01-01T00:00:00+00:00", "torch": "2.11.0", "transformers": "5.17.0"}
+    rows: list[dict[str, Any]] = [
+        {"mode": "none", "peak_bytes": 4 * GB, "step_ms": 1.0, "machine": machine},
+        {"mode": "attention", "peak_bytes": GB, "step_ms": 1.5, "machine": machine},
+    ]
+    rows[1]["predicted_bytes"] = 2 * GB
+    command = "python -m benchmarks.stage --tokens=8 --layers=2 --microbatches=4 --steps=1"
+    report = {"run": "pipeline-stage", "shape": "tiny", "command": f"{command} --warmup=1"}
+    path = tmp_path / "pipeline-stage-8.json"
+    path.write_text(json.dumps(report | {"rows": rows}), encoding="utf-8")
+    none, swapped = summary(load([tmp_path]))
+    assert "predicted_bytes" not in none
+    assert (swapped["name"], swapped["microbatches"]) == ("pipeline-stage", 4)
+    assert (swapped["predicted_bytes"], swapped["freed_of_predicted"]) == (2 * GB, 1.5)
 
 
 def test_growth_is_measured_against_a_line() -> None:
