@@ -415,7 +415,7 @@ CALL_CASES = (
     CallCase(Reason.NOT_A_SCHEDULE, "schedule-is-none", attach_nothing),
     CallCase(Reason.SCHEDULE_DEADLOCK, "schedule-deadlock", deadlock),
     CallCase(Reason.NO_SUCH_PIPELINE, "schedule-shape", impossible_shape),
-    CallCase(Reason.GROUP_STATE, "group-waited-for-before-launch", wait_before_launch),
+    CallCase(Reason.GROUP_STATE, "chunk-waited-for-before-launch", wait_before_launch),
     CallCase(Reason.SCHEDULE_NOT_ATTACHED, "schedule-never-attached", never_attach),
     CallCase(Reason.WITHOUT_PIPELINE, "attached-without-pipeline", attach_without_pipeline),
     CallCase(Reason.WITHOUT_PIPELINE, "groups-without-pipeline", groups_without_pipeline),
