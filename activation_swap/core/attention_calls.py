@@ -49,7 +49,7 @@ class AttentionCalls:
 
     Args:
         sites: The attentions in forward order.
-        recorded: Positions of those whose saved tensors are taken.
+        recorded: Indices of those whose saved tensors are taken.
         policy: What may move.
         engine: Takes the recorded groups.
         links: Gives a group its device's link.

@@ -33,7 +33,7 @@ class InstalledSwap:
 
     Attributes:
         sites: Where the hooks are, in forward order.
-        recorded: Positions of the sites whose saved tensors are taken.
+        recorded: Indices of the sites whose saved tensors are taken.
         setup: What the trainer told.
         policy: What moves.
     """

@@ -31,7 +31,7 @@ class SwapPlan:
     policy: SwapPolicy = field(default_factory=SwapPolicy)
 
     def recorded(self) -> frozenset[int]:
-        """Return the positions of the sites whose saved tensors are taken."""
+        """Return the indices of the sites whose saved tensors are taken."""
         return spread([site.stage for site in self.sites], self.policy.fraction)
 
 
@@ -46,7 +46,7 @@ def spread(stages: Sequence[int], fraction: float) -> frozenset[int]:
         fraction: See :class:`~activation_swap.SwapPolicy`.
 
     Returns:
-        Positions in ``stages``.
+        Indices into ``stages``.
     """
     # Exact, so that 0.1 of 10 sites is one of them, and not none for want of a last digit.
     share = Fraction(fraction).limit_denominator(1000)

@@ -50,7 +50,7 @@ def attach(
         schedule: A schedule of ``torch.distributed.pipelining``.
         verbs: What moves the chunks.
         sites: The attention modules of this rank.
-        recorded: Positions of those that move; the plan counts no others.
+        recorded: Indices of those that move; the plan counts no others.
         replaces: The attachment that gives way, once nothing can be refused any more.
 
     Returns:
