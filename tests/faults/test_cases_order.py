@@ -224,7 +224,7 @@ VERBS = ("launch_offload", "wait_offload", "launch_reload", "wait_reload")
         (VERBS, "wait_reload"),
     ],
 )
-def test_c33_illegal_steps_name_the_group_and_its_state(
+def test_c33_illegal_steps_name_the_chunk_and_its_state(
     verbs: tuple[str, ...], refused: str
 ) -> None:
     """Each raises, and the graph that is out stays right."""
@@ -238,7 +238,7 @@ def test_c33_illegal_steps_name_the_group_and_its_state(
     groups.set_group(None)
     for verb in verbs:
         getattr(groups, verb)((0, 3))
-    with pytest.raises(SwapStateError, match=f"stage 0, microbatch 3(.|\n)*{refused} of a group"):
+    with pytest.raises(SwapStateError, match=f"stage 0, microbatch 3(.|\n)*{refused} of a chunk"):
         getattr(groups, refused)((0, 3))
     loss.backward()
     assert difference(Step(loss.detach().reshape(1), gradients(model)), expected) is None
