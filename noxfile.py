@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The version matrix, every Transformers release in an environment of its own; and the gates.
 
     nox -t matrix       the releases that cover every row of every fact, and both ends

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Move what attention saves for backward to pinned host memory and back, bit for bit."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a trainer tells the registry: frozen, keyword-only values without behaviour."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every check of a model with its result: what ``explain`` returns and ``apply`` acts on."""
 
 from __future__ import annotations

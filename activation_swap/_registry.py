@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which adapter serves a model, in which order everything is checked, and the one way to apply."""
 
 from __future__ import annotations

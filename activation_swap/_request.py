@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the caller of ``apply`` asked for, checked before any model is looked at."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the saved tensors are taken: what an adapter tells of one attention."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counters that a user reads: host-side, no device synchronisation."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The handle that ``registry.apply`` returns."""
 
 from __future__ import annotations

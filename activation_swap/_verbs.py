@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The verbs through which a pipeline scheduler tells a swap when a chunk moves."""
 
 from __future__ import annotations

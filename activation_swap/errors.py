@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every way this package refuses: one enum member per reason, and the exception classes.
 
 A rejection is a value with a reason and data. ``Reason.X.error(...)`` is the only constructor of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """For a pipeline scheduler of one's own: orders and plans as data, and what runs a plan.
 
 Say in which order a rank computes, lower it once with :func:`plan_rank`, and surround each compute

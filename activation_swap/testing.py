@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """For authors of adapters: a check of everything that the registry relies on, for their tests.
 
 :func:`check_adapter` is one line of a test suite. :func:`compare_runs` is the part of it that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The one entry point: ``--list``, ``run NAME... --out DIR``, ``render DIR``."""
 
 from __future__ import annotations

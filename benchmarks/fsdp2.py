@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FSDP2 with AdamW in bf16: 24 layers of the 30B shape on a mesh of one rank.
 
 One GPU, ``none`` twice and ``attention``, each in a process of its own::

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All that is measured on a machine of several GPUs, in one call and within a time.
 
 ``python -m benchmarks.gpus --gpus 2 --out out/gpus --budget 520``

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients that nobody applies: freed as they come, and digested when asked."""
 
 from __future__ import annotations

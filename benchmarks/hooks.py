@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Python cost of one attention under the swap, without copies: forward and backward.
 
 ``python -m benchmarks.hooks`` times and profiles it on a CPU; a test bounds its number of calls.

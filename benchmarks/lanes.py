@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a profiled step is drawn as: busy spans by lane."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LoRA on q, k, v, o of all 48 layers of the 30B shape, base weights frozen in bf16.
 
 ``none`` twice and ``attention``, each in a process of its own::

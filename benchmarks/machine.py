@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a measurement was made: the facts that every table states."""
 
 from __future__ import annotations

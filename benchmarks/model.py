@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The model that the benchmarks train: a preset's shape, seeded random weights."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a mode puts on a model and around its steps."""
 
 from __future__ import annotations

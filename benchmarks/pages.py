@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pages of ``docs/benchmarks/``: generated from results, never written by hand."""
 
 from __future__ import annotations

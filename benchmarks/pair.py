@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two modes side by side, each in a process of its own, and the report of their comparison.
 
 A baseline that runs twice tells whether gradients can be compared at all.

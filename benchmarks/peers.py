@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What users could take instead, on the same model: each peer's own code, driven as it asks for.
 
 No peer is part of this project. Those that are packages are looked for where packages are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""A pipeline over the ranks of torchrun: ``none``, ``attention`` and ``none`` again at each point.
 
 All points of a launch share one set of layers for each rank; a point only groups them into stages.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is measured of a pipeline, and what its plan predicts. Nothing runs here."""
 
 from __future__ import annotations

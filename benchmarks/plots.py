@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of results: memory against time, a step's timeline, growth."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One process of a run: builds the model once, measures its points, writes one JSON for each."""
 
 from __future__ import annotations

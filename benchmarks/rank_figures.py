@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The figures of one rank, and those of a measurement made from them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the ranks of a measurement say each for itself, and how fast their links are."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What measurements by several ranks share: links, the machine, records that outlive a crash."""
 
 from __future__ import annotations

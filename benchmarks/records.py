@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is written for one measurement: what was asked for, beside what came out."""
 
 from __future__ import annotations

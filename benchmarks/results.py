@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Results as they were written, and what follows from several of them."""
 
 from __future__ import annotations

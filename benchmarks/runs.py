@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The runs: which modes are measured at which points. Data only; nothing heavy is imported."""
 
 from __future__ import annotations

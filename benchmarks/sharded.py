@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""FSDP2 with AdamW in bf16 over the ranks of torchrun.
 
 ``none``, ``attention`` and ``none`` again in the same processes::

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One stage of a pipeline on one GPU, driven through the verbs in a rank's 1F1B order.
 
 ``python -m benchmarks.stage`` runs 24 layers of the 30B shape as stage 0 of 4 with 8 microbatches,

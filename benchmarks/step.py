@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a few steps in one mode and measures them.
 
 Gradients are applied by SGD inside backward and freed at once, so that the 30B model fits one GPU.

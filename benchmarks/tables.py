@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Results as Markdown tables, each with what it was measured on and how."""
 
 from __future__ import annotations

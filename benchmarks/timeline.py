@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One profiled step as lanes: when compute, D2H and H2D were busy."""
 
 from __future__ import annotations

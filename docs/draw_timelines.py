@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draw the two timelines of the documentation: the layer chain, and 1F1B.
 
 python docs/draw_timelines.py

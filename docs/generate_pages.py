@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write the pages that the code knows better than any author: errors, compatibility, combinations.
 
 And the figures on pages that authors write: what stands there between ``<!-- figures: NAME -->``

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FSDP2 on several processes: shard the model, and apply the swap before or after.
 
 Run it with::

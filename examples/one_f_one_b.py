@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A 1F1B loop of one's own that moves attention's saved tensors through ``Swap.groups``.
 
     python examples/one_f_one_b.py

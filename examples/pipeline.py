@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pipeline of torch over several processes: the schedule decides when attention moves.
 
 Run it with::

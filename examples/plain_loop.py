@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training loop of one's own on one device: one call before it, nothing inside it.
 
 Run it with::

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where tests run: what every machine has, and what only some have."""
 
 from __future__ import annotations

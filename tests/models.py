@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real Qwen3-MoE models with small shapes, and one training step of them as a value."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the attention of each model family is: the built-in adapters and what makes one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the registry asks of an adapter, and what an adapter answers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hugging Face Transformers' Qwen3-MoE."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``python -m activation_swap.compat``: whether the installed Transformers is supported."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tells whether a Transformers release is supported, or which facts to add for it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names of classes, through the renaming and wrapping that training frameworks do.
 
 Nothing here imports torch, so that a model class can be looked up without it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What this package relies on in Transformers' Qwen3-MoE, by release.
 
 One table for each fact, since they change independently. A row says which releases it holds for,

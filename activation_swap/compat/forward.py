@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who defined the forward that a module will run."""
 
 from __future__ import annotations

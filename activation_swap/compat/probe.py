@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every fact about Qwen3-MoE, confirmed on the live model."""
 
 from __future__ import annotations

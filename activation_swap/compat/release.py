@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The installed Transformers release: readable, supported, tested."""
 
 from __future__ import annotations

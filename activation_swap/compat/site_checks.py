@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What would make a swap wrong or useless on any model: compilation, recomputation, other hooks.
 
 Each check asks one thing of the sites that an adapter selected, or of what surrounds apply; none

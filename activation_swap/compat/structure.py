@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a Qwen3-MoE model keeps its decoder layers and their attention; reads, never judges."""
 
 from __future__ import annotations

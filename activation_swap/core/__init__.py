@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Swaps what attentions save for backward. It knows torch, and no model.
 
 Its files in the order in which to read them, and what each holds:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The transfer of an accelerator: one stream out, one stream in, events between them."""
 
 from __future__ import annotations

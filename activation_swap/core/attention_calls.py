@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training calls of attentions: a recorder is open around each."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must hold at every training forward of a swapped attention, whatever came after apply."""
 
 from __future__ import annotations

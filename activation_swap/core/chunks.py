@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The order under a pipeline: by (stage, microbatch) chunks, which a scheduler moves."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an engine counts. Written under the engine's lock, read as a snapshot."""
 
 from __future__ import annotations

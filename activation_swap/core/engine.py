@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Moves groups: offload after the attention, release, prefetch, reload before its backward."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The storages that one attention call saved, and the state they share."""
 
 from __future__ import annotations

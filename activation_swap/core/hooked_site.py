@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A site as its hooks know it."""
 
 from __future__ import annotations

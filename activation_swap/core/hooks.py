@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The hooks on an attention module: module-level objects, so that models copy and pickle."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much host memory this process may still take, from the limits that somebody set."""
 
 from __future__ import annotations

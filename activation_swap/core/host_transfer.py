@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The transfer of a CPU: the same rules with synchronous copies into separate buffers."""
 
 from __future__ import annotations

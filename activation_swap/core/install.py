@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Puts a checked plan on a model, and takes it off again without a trace."""
 
 from __future__ import annotations

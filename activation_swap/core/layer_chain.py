@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The order without pipeline parallelism: layer by layer, one group behind and one ahead."""
 
 from __future__ import annotations

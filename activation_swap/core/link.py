@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A device's way to host memory: its transfer and its pinned pool."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """fp32 tensors that hold nothing but bf16 values cross the link as bf16."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The warning of a training forward that moved nothing, and why it did not."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """In which order groups move: the part of a swap that knows of layers or of chunks."""
 
 from __future__ import annotations

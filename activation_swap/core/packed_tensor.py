@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What autograd holds in place of the tensors that an attention saves."""
 
 from __future__ import annotations

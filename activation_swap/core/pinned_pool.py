@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Host memory for offloaded storages: slabs, cut to the byte, reused behind fences."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pack hook of one attention call: which saved tensors may move, one storage each."""
 
 from __future__ import annotations

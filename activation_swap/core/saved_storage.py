@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One device storage that the graph needs in backward, however often it was saved."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The checked intent to swap a set of sites."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every private torch name that this package touches, in one place.
 
 Each function says what it reads, why no public name serves, and since when the name exists. The

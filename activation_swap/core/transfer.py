@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What moves bytes between a device and the host: the protocol, and one copy in flight."""
 
 from __future__ import annotations

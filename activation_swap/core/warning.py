@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Warnings that point at the training code, and not at a hook of this package."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A saved tensor subclass, taken apart into plain tensors: DTensor and its like."""
 
 from __future__ import annotations

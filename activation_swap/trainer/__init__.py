@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reference trainer: a YAML file with one key, ``activation_swap``, and the commands.
 
 :class:`ActivationSwapCallback` brings the swap to Hugging Face's ``Trainer`` instead.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line: one row per command, each command a module that is imported when called."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one Qwen3-MoE attention saves for backward, from its shape alone."""
 
 from __future__ import annotations

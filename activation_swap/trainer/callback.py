@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Activation swap in Hugging Face's ``Trainer`` and in what is built on it, such as TRL's."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``activation-swap check``: would attention swap work here? What to paste into a bug report."""
 
 from __future__ import annotations

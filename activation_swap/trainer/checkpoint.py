@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints that a crash cannot spoil: complete and visible, or not there.
 
 A checkpoint is written into a hidden sibling directory, forced to the disk and then renamed; a

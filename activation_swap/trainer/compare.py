@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command ``activation-swap compare``: none against attention, each in its own process."""
 
 from __future__ import annotations

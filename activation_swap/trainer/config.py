@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The YAML file of a run: strict, frozen pydantic models, read without executing anything."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The text of a run: which files, in which order, turned into tokens how."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The device of a run: which one, its clock, its memory, its determinism."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fingerprints of gradients: equal bits give equal digests, computed where the gradient lies.
 
 A cryptographic hash would have to bring every gradient to the CPU: 61 GB a step for the 30B model.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How fast the link between device and host memory is: a probe of its own, beside the training."""
 
 from __future__ import annotations

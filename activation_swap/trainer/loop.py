@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One run: its parts, its steps, its checkpoints."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics of a run as JSON lines, one per step."""
 
 from __future__ import annotations

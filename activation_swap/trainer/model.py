@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A causal language model of Transformers with seeded random weights."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The two optimizers: AdamW after backward, SGD inside it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training with pipeline parallelism: stages split by layer, and FSDP2 within a stage."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``compare`` under torchrun: none against attention, rank by rank."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a pipeline would gain from the swap: predicted, rank by rank, without running it."""
 
 from __future__ import annotations

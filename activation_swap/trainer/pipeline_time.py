@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When each compute step of each rank runs: the bubbles of a pipeline, from durations."""
 
 from __future__ import annotations

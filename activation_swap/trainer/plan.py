@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``activation-swap plan``: what a pipeline would gain, before anybody runs it."""
 
 from __future__ import annotations

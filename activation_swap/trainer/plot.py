@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The picture beside a report."""
 
 from __future__ import annotations

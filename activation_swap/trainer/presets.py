@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Model shapes by name, as fields of the Hugging Face configuration."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The processes of a pipeline run: who computes which stages, on which device."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A report as text: the table of the terminal and ``report.md``."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a comparison found: the data of ``report.json``."""
 
 from __future__ import annotations

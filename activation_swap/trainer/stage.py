@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model cut into pipeline stages, layer by layer."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A schedule of torch over the stages of one rank."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which layers each pipeline stage has."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A corpus as an endless stream of tokens whose position can be saved."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The generated pages are what the code says now."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The public surface, frozen: a change here is a change of the API."""
 
 from __future__ import annotations

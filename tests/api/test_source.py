@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The source budget: small files, small functions, no hidden switches."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The contract check of adapters tells what each broken adapter does wrong."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a machine of several GPUs runs, over gloo on a CPU and a shape too small to time."""
 
 from __future__ import annotations

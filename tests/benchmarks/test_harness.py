@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The harness of the benchmarks from end to end, on a CPU and a shape too small to time."""
 
 from __future__ import annotations

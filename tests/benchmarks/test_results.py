@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tables and plots say follows from the measurements."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Class names through renaming and wrapping."""
 
 from __future__ import annotations

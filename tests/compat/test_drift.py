@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a release that moved something looks like to the probe and to the canary."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of facts: complete, without overlap, and equal to what was measured."""
 
 from __future__ import annotations

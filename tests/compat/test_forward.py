@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who defined a forward, through the ways in which it is replaced."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must hold on every supported Transformers release; the version matrix runs this file."""
 
 from __future__ import annotations

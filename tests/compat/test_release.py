@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which version strings are taken for which release."""
 
 from __future__ import annotations

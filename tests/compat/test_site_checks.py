@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The checks of sites that no built-in adapter selects: owners that the model does not hold."""
 
 from __future__ import annotations

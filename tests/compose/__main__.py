@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Check the whole table: ``python -m tests.compose``; ``--publish`` also renews what docs show."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Accelerate's ``prepare`` before and after ``apply``."""
 
 from __future__ import annotations

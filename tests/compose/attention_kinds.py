@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Implementations of attention, masks, packed rows, what the model returns, caches."""
 
 from __future__ import annotations

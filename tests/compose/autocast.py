@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Autocast over fp32 weights, with a gradient scaler."""
 
 from __future__ import annotations

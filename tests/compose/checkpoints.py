@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints written with the swap on and read with it off, and the reverse."""
 
 from __future__ import annotations

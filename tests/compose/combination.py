@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A combination with other training tools: how to check it, and what came of it."""
 
 from __future__ import annotations

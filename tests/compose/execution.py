@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs combinations, those of several processes together in one group of processes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FSDP2: ``fully_shard`` on each layer and on the root, before and after ``apply``."""
 
 from __future__ import annotations

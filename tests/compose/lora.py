@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PEFT LoRA on the projections of the attention, before and after ``apply``."""
 
 from __future__ import annotations

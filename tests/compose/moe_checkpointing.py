@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Activation checkpointing of the MoE block alone, next to swapped attention; and of the layer."""
 
 from __future__ import annotations

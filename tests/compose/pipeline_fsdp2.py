@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pipeline schedules over stages that FSDP2 shards: two stages times two replicas."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What cannot be combined, refused by name."""
 
 from __future__ import annotations

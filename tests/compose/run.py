@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One training of a combination: plain, counted or swapped; and what two of them must share."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which storages an attention saves, and which are weights, told without the package's rules."""
 
 from __future__ import annotations

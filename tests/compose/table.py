@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All combinations, in the order of the table."""
 
 from __future__ import annotations

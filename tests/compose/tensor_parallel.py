@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensor parallelism by ``parallelize_module``: alone, with sequence parallelism, with FSDP2."""
 
 from __future__ import annotations

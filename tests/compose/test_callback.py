@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``ActivationSwapCallback``: what it reads, logs and leaves behind."""
 
 from __future__ import annotations

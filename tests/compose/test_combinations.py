@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The combinations of the table that are quick enough for every run of the tests."""
 
 from __future__ import annotations

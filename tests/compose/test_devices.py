@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the table cannot say on a CPU: the same comparisons on an accelerator."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the combinations are checked with finds what it is there to find."""
 
 from __future__ import annotations

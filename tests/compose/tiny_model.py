@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tiny real Qwen3-MoE that every combination trains, and its batches."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hugging Face's ``Trainer`` and TRL's on it, which call the model as they please."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What training loops do around the plain step: generate, evaluate, copy, step in backward."""
 
 from __future__ import annotations

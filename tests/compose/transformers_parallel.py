@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parallel plans of Transformers: TP, EP and FSDP2 as ``from_pretrained`` sets them up."""
 
 from __future__ import annotations

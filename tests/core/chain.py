@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A chain of attentions of our own, where a test can put any code into the middle of one."""
 
 from __future__ import annotations

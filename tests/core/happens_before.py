@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds what an accelerator could reorder: accesses to one memory that no fence separates."""
 
 from __future__ import annotations

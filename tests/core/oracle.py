@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An account of what attention saves that shares no code with the package."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The transfer of a proof: it copies as the host does and writes down what orders what."""
 
 from __future__ import annotations

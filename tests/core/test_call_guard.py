@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is checked at every training forward, where no model of Transformers shows it."""
 
 from __future__ import annotations

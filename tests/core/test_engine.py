@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What no model does every day: the engine stays right, and its account stays true."""
 
 from __future__ import annotations

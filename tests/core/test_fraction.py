@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``SwapPolicy.fraction``: fewer attentions move, evenly spread, and the numbers stay the same."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the limits of cgroups and of the process leave, read from a file system of our own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From apply to remove: no grad no state, exceptions, copies of models, no trace afterwards."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """For every copy: what must come before it does, and what must come after it does."""
 
 from __future__ import annotations

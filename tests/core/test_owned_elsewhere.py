@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Storages that live longer than the graph: moving them frees nothing, so that they stay."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Host memory: cut to the byte, bounded, never in two hands, refused rather than exceeded."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A profiler's trace shows each group's launches by the name of its attention."""
 
 from __future__ import annotations

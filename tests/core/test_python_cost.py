@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Python cost of the hooks, as a number of calls: a clock would depend on the machine."""
 
 from __future__ import annotations

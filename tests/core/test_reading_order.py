@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reading order of the core's files, as its docstrings tell it."""
 
 from __future__ import annotations

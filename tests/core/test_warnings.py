@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a training forward warns of, once: a key-value cache, and a swap that moves nothing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exactly the storages that attention alone saves move; nothing else of the model does."""
 
 from __future__ import annotations

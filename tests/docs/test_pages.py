@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the documentation promises of itself: pages with a purpose, and nothing public left out."""
 
 from __future__ import annotations

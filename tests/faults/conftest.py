@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One line per family of faults, for ``make faults``."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the fault tests share: shapes by device, stalled copies, poison, failing memory."""
 
 from __future__ import annotations

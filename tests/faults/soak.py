@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Thousands of steps with and without swap: equal losses, and nothing that grows.
 
 python -m tests.faults.soak                     2,000 steps of a very tiny model on a CPU

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Field cases on identity and layout of storages: C05, C06, C07, C08, C10."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Field cases on backward triggers and on the flow of a training loop: C24, C25, C27, C28."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Field cases where the right answer is a refusal by name: C32, C35, C36, C37, C39, C43."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Field cases on memory of the device and of the host: C12, C13, C14, C16, C48."""
 
 from __future__ import annotations

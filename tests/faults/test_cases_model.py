@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Field cases on what happens to a model around apply: C34, C40, C42, C44, C46, C47."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Field cases on ordering and on the order of graphs: C01, C03, C18, C20, C21, C22, C33."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much host memory may be taken: a ceiling of the policy, the process, the cgroup."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A saved tensor changes in place at every moment: an error by name, or the value at save time."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every field case has a test named after it."""
 
 from __future__ import annotations

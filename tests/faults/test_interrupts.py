@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A KeyboardInterrupt between any two lines of the swap, or of the attention that it watches."""
 
 from __future__ import annotations

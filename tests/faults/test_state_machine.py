@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random histories of training against a model of the swap: gradients, bytes, nothing left over.
 
 Each rule does one thing that a trainer may do, to a plain model and to its swapped twin. A small

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real streams: every copy stalled, everything that is free overwritten with NaN."""
 
 from __future__ import annotations

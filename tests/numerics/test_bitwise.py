@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loss and gradients have the bits of the un-swapped run, and something moved."""
 
 from __future__ import annotations

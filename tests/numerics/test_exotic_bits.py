@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bits that arithmetic would not keep: they cross the link unchanged, narrowed or not."""
 
 from __future__ import annotations

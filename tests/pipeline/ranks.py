@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real processes that talk through gloo."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``Swap.attach`` in one process: what it replaces, what it counts, when it plans, what it says."""
 
 from __future__ import annotations

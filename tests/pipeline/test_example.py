@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The example of a scheduler of one's own, with microbatches of different lengths."""
 
 from __future__ import annotations

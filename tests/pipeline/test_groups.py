@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The verbs of one's own scheduler: which order is legal, and that a thread has its own group."""
 
 from __future__ import annotations

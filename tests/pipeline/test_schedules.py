@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every schedule of torch with real models and processes: the bits of the run without a swap."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What does not go by the plan on two real ranks: the bits are right all the same."""
 
 from __future__ import annotations

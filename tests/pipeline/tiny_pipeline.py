@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tiny real Qwen3-MoE models under real schedules, and what one training step of them leaves."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Registering adapters by hand and by entry point; a model class of one's own."""
 
 from __future__ import annotations

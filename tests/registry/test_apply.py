@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What apply accepts, and what applying again does."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which values of the set-up and the policy are legal, at their bounds."""
 
 from __future__ import annotations

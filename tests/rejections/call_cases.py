@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Refusals of everything but apply: registering, training, driving a schedule, the trainer."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A way to be refused: how to bring it about, and what the message says."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Refusals of a Qwen3-MoE model that is not as its Transformers release builds it."""
 
 from __future__ import annotations

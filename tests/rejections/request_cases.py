@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Refusals of what was asked for: mode, set-up, policy, kind and class of the model."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Refusals of sound models in an unsound state: compiled, recomputed, hooked, owned, on meta."""
 
 from __future__ import annotations

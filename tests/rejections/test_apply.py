@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every refusal of apply: reason, full text, nothing touched, and a right apply works after it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The catalogue is complete both ways: every entry is raised and tested, and nothing else is."""
 
 from __future__ import annotations

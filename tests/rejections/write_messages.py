@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write the expected texts anew: ``python -m tests.rejections.write_messages``; then read them."""
 
 from __future__ import annotations

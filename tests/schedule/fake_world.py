@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules of torch built in one process, on a process group that talks to nobody."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random legal compute orders of one rank."""
 
 from __future__ import annotations

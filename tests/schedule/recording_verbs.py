@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Verbs that write down what they were told, and by which thread."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text form of the schedule."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lowering of small orders, written out, and every rule that validation enforces."""
 
 from __future__ import annotations

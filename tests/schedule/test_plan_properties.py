@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What holds for the plan of any legal compute order."""
 
 from __future__ import annotations

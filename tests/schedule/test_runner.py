@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The runner executes a plan around compute, and falls back without one."""
 
 from __future__ import annotations

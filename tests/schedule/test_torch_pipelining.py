@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading torch's schedules, and attaching to their stages."""
 
 from __future__ import annotations

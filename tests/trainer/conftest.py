@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the trainer's tests share: a small run and the text it reads."""
 
 from __future__ import annotations

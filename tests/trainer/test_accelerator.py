@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The comparison on a real link: four layers of the 30B shape in bf16."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command ``activation-swap check``: what it prints, and when it says no."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A checkpoint is complete and visible, or not there, whatever call a crash follows."""
 
 from __future__ import annotations

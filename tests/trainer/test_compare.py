@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The whole comparison, in its own processes, on real text."""
 
 from __future__ import annotations

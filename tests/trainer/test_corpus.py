@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text files as an endless, resumable stream of tokens."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real processes, killed with SIGKILL at random moments."""
 
 from __future__ import annotations

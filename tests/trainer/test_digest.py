@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fingerprints: equal for equal bits, different for any other."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs: they learn, they resume bit for bit, they do nothing in mode none."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics survive crashes and resumes."""
 
 from __future__ import annotations

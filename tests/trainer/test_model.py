@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models from presets, directories and JSON files."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """AdamW equals torch's, SGD inside backward equals SGD after it; both show every gradient."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reference trainer under torchrun: pipeline parallelism, alone and with FSDP2."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pipeline's clock: dependencies between ranks, bubbles, deadlocks."""
 
 from __future__ import annotations

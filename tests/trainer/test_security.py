@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configurations and checkpoints are data: reading them runs nothing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pipeline schedules as data: when each chunk, (stage, microbatch), moves, and what that saves.
 
 Its files in the order in which to read them, and what each holds:

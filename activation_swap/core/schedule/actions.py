@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank's schedule as data, with a text form that parses back."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which chunks are worth moving: no traffic where the peak does not fall."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A schedule as a printable grid: one row per compute step, one column per rank."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When each chunk of a rank is written, first needed and last needed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lowering: from what a rank computes to when its chunks move. Pure; no step is reordered."""
 
 from __future__ import annotations

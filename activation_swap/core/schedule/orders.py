@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compute orders of the two single-stage schedules, by formula.
 
 ``torch`` runs both as hard-coded loops and lists them apart from the loops: the list of

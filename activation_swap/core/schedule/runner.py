@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Execute a lowered schedule around the compute calls of one rank."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many attention groups of a rank are on the device, step by step."""
 
 from __future__ import annotations

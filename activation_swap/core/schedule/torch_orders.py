@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a rank computes under a schedule of torch, 2.11 to 2.14: read from one, or worked out."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Follows a schedule of ``torch.distributed.pipelining``, 2.11 to 2.14.
 
 What a schedule will compute is read, never written. Wrapped on the instance, and restored on

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Check a lowered schedule against the rules that make it worth running."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The adapter, installed: found by its entry point, and true to its contract."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The adapter: where the attention of a :class:`pebble.model.Pebble` is."""
 
 from __future__ import annotations

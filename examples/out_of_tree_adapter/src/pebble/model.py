@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The model: embedding, blocks of attention and feed-forward, head."""
 
 from __future__ import annotations
