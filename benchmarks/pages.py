@@ -47,6 +47,8 @@ How to read the tables:
 - *predicted*, *of the prediction*: what `activation-swap plan` takes off the peak of the rank that
   is the fullest without the swap, and how much of that came true.
 - *ms per GB off*: step time for each 10^9 bytes off the peak.
+- *back to back*: time of a step when the CPU never waits for the device between steps; the other
+  times are of steps that begin and end with an idle device.
 - *forward queued*: when the CPU had launched the forward.
 - *gradients equal*: a hash of every gradient of one step under deterministic algorithms is that of
   `none`.

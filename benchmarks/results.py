@@ -121,6 +121,11 @@ class Comparison:
         return self._ratio("step_ms")
 
     @property
+    def back_to_back_ratio(self) -> float | None:
+        """Time of a step that follows the last one at once, by that of ``none``."""
+        return self._ratio("back_to_back_ms")
+
+    @property
     def freed_bytes(self) -> int | None:
         """Device bytes off the peak."""
         before, after = self._pair("peak_bytes")

@@ -204,6 +204,8 @@ _COLUMNS: Final[tuple[tuple[str, Callable[[Comparison], str]], ...]] = (
     ("step, ms", _step),
     ("fastest to slowest", _spread),
     ("of none", _derived("step_time_ratio", ".3f")),
+    ("back to back, ms", _figure("back_to_back_ms", ".1f")),
+    ("of none, back to back", _derived("back_to_back_ratio", ".3f")),
     ("peak, GiB", _figure("peak_bytes", ".2f", _GIB)),
     ("reserved, GiB", _figure("peak_reserved_bytes", ".2f", _GIB)),
     ("off the peak, GiB", _derived("freed_bytes", ".3f", _GIB)),
