@@ -147,6 +147,7 @@ class Engine:
         # It keeps its aliases, and so autograd's own behaviour: an error if, and only if, backward
         # needs a save that was changed after it.
         group.device_bytes -= storage.nbytes
+        storage.host = ()
         self._counters.lose(storage.nbytes)
         self._counters.kept_bytes[KeepReason.CHANGED] += storage.nbytes
 
@@ -226,7 +227,7 @@ class Engine:
             following = None if group.previous is None else group.previous()
             if following is not None:
                 # One group ahead: its copy runs beside this group's backward.
-                self.launch_reload(following)
+                self._prefetch(following)
             self.wait_reload(group)
             group.backward_pending = False
 
@@ -238,10 +239,12 @@ class Engine:
     def stats(self) -> SwapStats:
         """Return the counters and the gauges of this moment."""
         with self._lock:
+            # Held while they are counted: one that died in between would be taken off twice.
+            groups = list(self._groups)
             self._forgotten.clear()
             # Counted anew: an interrupt between two lines may have left the running number off.
             self._counters.resident_bytes = sum(
-                [g.device_bytes for g in self._groups if g.state is not GroupState.OFFLOADED]
+                [g.device_bytes for g in groups if g.state is not GroupState.OFFLOADED]
             )
             return self._counters.snapshot(
                 live_groups=len(self._groups),
@@ -261,6 +264,14 @@ class Engine:
             # A forward that runs in another thread now finds no memory, and needs no warning.
             self._warned = True
             self._links.close()
+
+    def _prefetch(self, group: Group) -> None:
+        try:
+            self.launch_reload(group)
+        except torch.OutOfMemoryError:
+            # Early is a hint. The group is asked for again when its backward needs it, and this
+            # one's backward may free what it takes.
+            return
 
     def _gain(self, nbytes: int) -> None:
         forgotten = self._forgotten

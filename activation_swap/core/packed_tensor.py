@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
+import torch
+
+from activation_swap.core.torch_private import negative_view
 from activation_swap.errors import Reason
 
 if TYPE_CHECKING:
-    import torch
-
     from activation_swap.core.group import Group
     from activation_swap.core.saved_storage import SavedStorage
 
@@ -19,6 +20,29 @@ __all__ = ["KeptTensor", "Origin", "PackedTensor", "unpack"]
 
 unpack = methodcaller("unpack")
 """The unpack hook: gives autograd back what one of the ``pack`` hooks took."""
+
+
+class _View(NamedTuple):
+    """The geometry of a save that has not the form of its storage, and its two lazy bits."""
+
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: Any
+    conj: bool
+    neg: bool
+
+    def of(self, data: torch.Tensor) -> torch.Tensor:
+        """Return the save as a view of all of its storage's data."""
+        if self.dtype is not data.dtype:
+            # A reinterpreting view. The storage may end with a part of an element.
+            octets = data.as_strided((data.numel(),), (1,)).view(torch.uint8)
+            whole = octets.numel() // self.dtype.itemsize * self.dtype.itemsize
+            data = octets[:whole].view(self.dtype)
+        view = data.as_strided(self.size, self.stride, self.offset)
+        if self.conj:
+            view = view.conj()
+        return negative_view(view) if self.neg else view
 
 
 class PackedTensor:
@@ -34,10 +58,16 @@ class PackedTensor:
     def __init__(self, storage: SavedStorage, tensor: torch.Tensor) -> None:
         self._storage = storage
         size, stride, dtype = tensor.size(), tensor.stride(), tensor.dtype
-        self._view: tuple[torch.dtype, tuple[int, ...], tuple[int, ...], Any] | None = None
+        self._view: _View | None = None
         # Most saves have the form of their storage, and so are all of it.
-        if size != storage.size or stride != storage.stride or dtype is not storage.dtype:
-            self._view = (dtype, size, stride, tensor.storage_offset())
+        if (
+            size != storage.size
+            or stride != storage.stride
+            or dtype is not storage.dtype
+            or tensor.is_neg()
+        ):
+            offset, conj, neg = tensor.storage_offset(), tensor.is_conj(), tensor.is_neg()
+            self._view = _View(dtype, size, stride, offset, conj, neg)
         aliases = storage.aliases
         if aliases is not None:
             self._index = len(aliases)
@@ -62,13 +92,7 @@ class PackedTensor:
         data = storage.reloaded
         if data is None:
             raise group.impossible(asked="unpack")
-        if self._view is None:
-            return data
-        dtype, size, stride, offset = self._view
-        if dtype is not data.dtype:
-            # Another dtype than the storage's first save: a reinterpreting view of all of it.
-            data = data.as_strided((data.numel(),), (1,)).view(dtype)
-        return data.as_strided(size, stride, offset)
+        return data if self._view is None else self._view.of(data)
 
 
 class Origin:
@@ -84,7 +108,7 @@ class Origin:
         self.group = ref(group)
 
 
-class KeptTensor(tuple[Origin, "torch.Tensor", int]):
+class KeptTensor(tuple[Origin, torch.Tensor, int]):
     """Stands for a tensor that stays on the device: (origin, alias, version at save).
 
     The alias must not carry the saved tensor's own graph: a node that saves its output would keep

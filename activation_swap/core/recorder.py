@@ -150,6 +150,8 @@ class Recorder:
             and nbytes >= self._narrow_from
             and tensor.nbytes == nbytes
             and tensor.is_contiguous()
+            # Of a dimension of size 1, any stride is contiguous.
+            and tensor.stride(-1) == 1
             and is_upcast(tensor)
         )
 

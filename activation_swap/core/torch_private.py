@@ -30,6 +30,7 @@ __all__ = [
     "is_parameter_cast",
     "is_replica",
     "is_traceable_wrapper_subclass",
+    "negative_view",
     "pop_saved_tensor_hooks",
     "profiling",
     "push_saved_tensor_hooks",
@@ -92,6 +93,12 @@ def is_compiled(function: Any) -> bool:
 def is_replica(module: nn.Module) -> bool:
     """Whether ``module`` is one of the copies that DataParallel calls (1.0+)."""
     return getattr(module, "_is_replica", False)
+
+
+def negative_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view that reads as ``-tensor`` (1.10+): the lazy bit of ``Tensor.is_neg``."""
+    view: torch.Tensor = torch._neg_view(tensor)
+    return view
 
 
 def input_dtype_of_cast(tensor: torch.Tensor) -> torch.dtype | None:

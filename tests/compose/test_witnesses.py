@@ -52,7 +52,8 @@ def test_a_changed_bit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def change_one_bit(self: HostTransfer, moves: Any, **options: Any) -> Any:
         fence = reload(self, moves, **options)
-        moves[0].device.view(torch.uint8)[0] ^= 1
+        device, _ = moves[0]
+        device.view(torch.uint8)[0] ^= 1
         return fence
 
     monkeypatch.setattr(HostTransfer, "reload", change_one_bit)
@@ -62,6 +63,7 @@ def test_a_changed_bit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_weight_that_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recorder, "_is_parameter", lambda *_: False)
+    monkeypatch.setattr(Recorder, "_owner_elsewhere", lambda *_: None)
     with pytest.raises(AssertionError, match="weights moved"):
         compare(train)
 

@@ -86,3 +86,69 @@ def test_every_bf16_value_survives_narrowing() -> None:
 def test_only_a_proven_upcast_is_narrowed(make: Any, *, proven: bool) -> None:
     x = torch.ones(4, dtype=torch.bfloat16, requires_grad=True) * 1
     assert is_upcast(make(x)) is proven
+
+
+class _Calls(nn.Module):
+    """An attention that is a function."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.function(x)
+        return result
+
+
+def _negative(x: torch.Tensor) -> torch.Tensor:
+    hidden = x * 2
+    negative = torch._neg_view(hidden)
+    return hidden.exp() * hidden + negative * negative
+
+
+def _conjugate(x: torch.Tensor) -> torch.Tensor:
+    hidden = x * 2
+    squared = hidden * hidden
+    pairs = torch.view_as_complex(hidden.view(8, 8, 2))
+    others = torch.view_as_complex(hidden.sin().view(8, 8, 2))
+    return squared + torch.view_as_real(pairs.conj() * others).reshape(8, 16)
+
+
+def _imaginary(x: torch.Tensor) -> torch.Tensor:
+    hidden = x * 2
+    imaginary = torch.view_as_complex(hidden.view(8, 8, 2)).conj().imag
+    return hidden * hidden + (imaginary * imaginary).sum()
+
+
+def _reinterpreted(x: torch.Tensor) -> torch.Tensor:
+    odd = torch.cat([x.flatten(), x.flatten()[:1]]).bfloat16()
+    pairs = odd[:-1].detach().view(torch.float32)
+    return x * (odd * odd).float().sum() + (x.flatten()[:64] * pairs).sum()
+
+
+def _thin(x: torch.Tensor) -> torch.Tensor:
+    upcast = (x.bfloat16() * 1).flatten().as_strided((128, 1), (1, 7)).float()
+    return x * (upcast * upcast).sum()
+
+
+@pytest.mark.level0
+@pytest.mark.parametrize(
+    "function", [_negative, _conjugate, _imaginary, _reinterpreted, _thin], ids=lambda f: f.__name__
+)
+def test_views_of_a_storage_that_moves(function: Any) -> None:
+    """Lazy bits, other dtypes and strides that nobody writes: gradients as without the swap."""
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+
+    def gradient(*, swapped: bool) -> torch.Tensor:
+        modules = [_Calls(function), _Calls(torch.sin)]
+        sites = tuple(Site(fqn=f"attention.{n}", module=m) for n, m in enumerate(modules))
+        swap = install(SwapPlan(sites=sites, policy=SwapPolicy(min_bytes=1))) if swapped else None
+        leaf = x.clone().requires_grad_()
+        modules[1](modules[0](leaf * 1)).sum().backward()
+        if swap is not None:
+            assert swap.stats().saved_bytes > 0
+            swap.remove()
+        assert leaf.grad is not None
+        return leaf.grad
+
+    assert torch.equal(gradient(swapped=True), gradient(swapped=False))
