@@ -134,10 +134,9 @@ class Chunks:
         Raises:
             SwapStateError: The chunk is unknown, or was closed.
         """
-        self._step(key, "launch_offload", ChunkState.OFFLOADING)
-        if not self._moved:
-            # Only a chunk of which something is to move is closed. Once something did, a chunk in
-            # which nothing does is a short one.
+        chunk = self._step(key, "launch_offload", ChunkState.OFFLOADING)
+        # Once something did move, a chunk in which nothing does is a short one.
+        if not self._moved and chunk.keep is not Keep.ALL:
             self._nothing_moved.warn()
 
     def wait_offload(self, key: tuple[int, int]) -> None:

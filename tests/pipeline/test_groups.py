@@ -70,6 +70,15 @@ def test_a_chunk_that_stays_whole_needs_no_verb_after_its_forward(model: Any, sw
     assert swap.stats().live_groups == 0
 
 
+def test_a_chunk_that_stays_whole_may_be_closed_without_a_warning(model: Any, swap: Any) -> None:
+    """As a schedule does that leaves its plan: nothing was to move."""
+    swap.groups.set_group(KEY, keep=Keep.ALL)
+    loss = forward(model)
+    swap.groups.set_group(None)
+    swap.groups.launch_offload(KEY)
+    loss.backward()
+
+
 def test_the_tail_stays(model: Any, swap: Any) -> None:
     moved = {}
     for keep in (Keep.NOTHING, Keep.TAIL):
