@@ -14,11 +14,8 @@ import torch
 from activation_swap._check import Check, compare
 from activation_swap.compat.classes import qualified_name
 from activation_swap.compat.forward import compiled_forward
-from activation_swap.core.torch_private import (
-    compiled_call,
-    forward_pre_hooks,
-    top_saved_tensor_hooks,
-)
+from activation_swap.core.call_guard import other_hooks
+from activation_swap.core.torch_private import compiled_call, forward_pre_hooks
 from activation_swap.errors import Reason
 
 if TYPE_CHECKING:
@@ -133,7 +130,7 @@ def _each_once(sites: Sequence[Site]) -> Check:
 
 
 def _no_other_hooks() -> Check:
-    hooks = top_saved_tensor_hooks()
+    hooks = other_hooks()
     found = "none" if hooks is None else f"hooks that pack with {_name(hooks[0])}"
     try:
         with torch.autograd.graph.saved_tensors_hooks(torch.detach, torch.detach):

@@ -55,6 +55,9 @@ class AttentionCalls:
         engine: Takes the recorded groups.
         links: Gives a group its device's link.
         order: Decides what is taken, kept and released.
+
+    Attributes:
+        closed: Whether the hooks are off the model: nothing is recorded any more.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class AttentionCalls:
         self._links = links
         self._order = order
         self._open = _Open()
+        self.closed = False
         self._warned_of_cache = False
 
     def fqn(self, index: int) -> str:
@@ -106,7 +110,7 @@ class AttentionCalls:
             return
         previous = self._order.previous()
         group = Group(self._engine, fqn=site.fqn, index=index, link=link, previous=previous)
-        recorder = Recorder(group, self._policy, module, (args, kwargs))
+        recorder = Recorder(group, self._policy, module, (args, kwargs), calls=self)
         # An interrupt may come between any two lines: hooks without a recorder could not be mended.
         recorders.append(recorder)
         try:
@@ -128,6 +132,11 @@ class AttentionCalls:
         if result is not None:
             self._order.sealed(group)
             check_result(self._sites[index], result)
+
+    def close(self) -> None:
+        """End what is recorded, once the hooks are off: other threads do at their next save."""
+        self.closed = True
+        self.close_interrupted()
 
     def close_interrupted(self) -> bool:
         """Mend what an interrupt left in this thread: module hooks see no KeyboardInterrupt.

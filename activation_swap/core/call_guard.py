@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from activation_swap.core.recorder import Recorder
 from activation_swap.core.torch_private import (
     compiled_call,
     in_backward,
@@ -15,6 +16,8 @@ from activation_swap.core.torch_private import (
 from activation_swap.errors import Reason
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from activation_swap.core.hooked_site import HookedSite
     from activation_swap.core.transfer import Transfer
     from activation_swap.errors import ActivationSwapError
@@ -24,6 +27,7 @@ __all__ = [
     "check_call",
     "check_recompute_flag",
     "check_result",
+    "other_hooks",
     "shallow_copy_error",
 ]
 
@@ -51,7 +55,7 @@ def check_call(site: HookedSite, transfer: Transfer) -> None:
     """
     if in_backward():
         raise _checkpointing(site, "the forward runs again inside of a backward")
-    hooks = top_saved_tensor_hooks()
+    hooks = other_hooks()
     if hooks is not None:
         if str(getattr(hooks[0], "__module__", None)).startswith("torch.utils.checkpoint"):
             raise _checkpointing(site, "the forward runs inside of torch.utils.checkpoint")
@@ -61,6 +65,21 @@ def check_call(site: HookedSite, transfer: Transfer) -> None:
         raise Reason.COMPILED_LATER.error(where=site.fqn, found="torch.compile")
     if transfer.capturing():
         raise Reason.GRAPH_CAPTURE.error(where=site.fqn, found="a stream under graph capture")
+
+
+def other_hooks() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    """Return the innermost saved-tensor hooks of this thread that are not of a swap.
+
+    Those of a swap are left over from an attention that was interrupted, and are taken off here.
+    """
+    hooks = top_saved_tensor_hooks()
+    if hooks is None:
+        return None
+    recorder = getattr(hooks[0], "__self__", None)
+    if not isinstance(recorder, Recorder):
+        return hooks
+    recorder.close_interrupted()
+    return top_saved_tensor_hooks()
 
 
 def shallow_copy_error(site: HookedSite, module: Any) -> Exception:

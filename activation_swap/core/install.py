@@ -146,7 +146,7 @@ class InstalledSwap:
         for handle in handles:
             handle.remove()
         if handles:
-            self._calls.close_interrupted()
+            self._calls.close()
             self._engine.close()
 
 

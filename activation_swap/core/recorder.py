@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from activation_swap._config import SwapPolicy
+    from activation_swap.core.attention_calls import AttentionCalls
     from activation_swap.core.group import Group
 
 __all__ = ["Recorder"]
@@ -51,12 +52,14 @@ class Recorder:
         arguments: The call's arguments, positional and by keyword: those that need no gradient
             (cos, sin, mask, positions) stay, too. Every layer saves them, and their owner is
             outside: moving them frees nothing.
+        calls: Who opened this, and closes it.
     """
 
     __slots__ = (
         "_argument_addresses",
         "_arguments",
         "_autocast",
+        "_calls",
         "_device",
         "_kept",
         "_known",
@@ -72,7 +75,13 @@ class Recorder:
     )
 
     def __init__(
-        self, group: Group, policy: SwapPolicy, module: nn.Module, arguments: tuple[Any, ...]
+        self,
+        group: Group,
+        policy: SwapPolicy,
+        module: nn.Module,
+        arguments: tuple[Any, ...],
+        *,
+        calls: AttentionCalls,
     ) -> None:
         self.group = group
         self.storages: list[SavedStorage] = []
@@ -84,6 +93,7 @@ class Recorder:
         self._narrow_from = narrow_from(self._min_bytes) if policy.narrow else None
         self._module: nn.Module | None = module
         self._arguments = arguments
+        self._calls: AttentionCalls | None = calls
         self._argument_addresses: set[int] | None = None
         self._module_addresses: set[int] | None = None
         self._device = group.link.transfer.device
@@ -116,6 +126,10 @@ class Recorder:
         # What holds a storage holds all of it: one reason to keep it is enough.
         if address in self._kept:
             return KeptTensor((self._origin, tensor.detach(), tensor._version))
+        if self._calls is None or self._calls.closed:
+            # Removed inside of this call, whose end has no hook any more.
+            self.close_interrupted()
+            return KeptTensor((self._origin, tensor.detach(), tensor._version))
         if nbytes < self._min_bytes:
             reason = KeepReason.SMALL
         else:
@@ -132,10 +146,16 @@ class Recorder:
         self.kept_bytes[reason] = self.kept_bytes.get(reason, 0) + nbytes
         return kept
 
+    def close_interrupted(self) -> None:
+        """End the call that this records, in its thread: no hook did."""
+        if self._calls is not None:
+            self._calls.close_interrupted()
+
     def close(self) -> None:
         """Let go of everything: autograd keeps the pack hook, and this object, with the graph."""
         del self.group
         self._module = None
+        self._calls = None
         self._arguments = ()
         self._argument_addresses = None
         self._module_addresses = None
