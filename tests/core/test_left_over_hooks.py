@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saved-tensor hooks that no end of an attention took off: the thread gets rid of them anyway."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from activation_swap.core.torch_private import top_saved_tensor_hooks
+from activation_swap.errors import RejectedError
+from tests.core.chain import Chain, equal, install_chain, run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("exact")]
+
+
+def hidden() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(5, 8, generator=generator, requires_grad=True)
+
+
+def interrupt(chain: Chain) -> None:
+    """Press Ctrl-C inside of an attention: Python then runs no hook at its end."""
+
+    def raises(_: torch.Tensor) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+    chain.attentions[1].inner = raises
+    with pytest.raises(KeyboardInterrupt):
+        chain(hidden())
+    assert top_saved_tensor_hooks() is not None
+
+
+def test_an_interrupt_in_one_model_leaves_another_right() -> None:
+    one, other = Chain(), Chain()
+    swap, other_swap = install_chain(one), install_chain(other)
+    interrupt(one)
+    assert equal(run(other, hidden()), run(Chain(), hidden()))
+    assert other_swap.stats().reloaded_bytes > 0
+    assert top_saved_tensor_hooks() is None
+    assert swap.stats().live_groups == 0
+
+
+def test_a_new_model_is_swapped_after_an_interrupt_in_one_that_is_gone() -> None:
+    from activation_swap import SwapPolicy, registry
+    from tests.models import VERY_TINY, build
+
+    chain = Chain()
+    install_chain(chain)
+    interrupt(chain)
+    del chain
+    registry.apply("attention", build(VERY_TINY), policy=SwapPolicy(min_bytes=1)).remove()
+    assert top_saved_tensor_hooks() is None
+
+
+def test_hooks_of_others_inside_of_an_interrupted_attention_stay() -> None:
+    """Whoever entered them leaves them; what is under them is mended after that."""
+    one, other = Chain(), Chain()
+    install_chain(one)
+    install_chain(other)
+    interrupt(one)
+    with (
+        torch.autograd.graph.saved_tensors_hooks(torch.detach, torch.detach),
+        pytest.raises(RejectedError, match="AS605"),
+    ):
+        other(hidden())
+    assert equal(run(other, hidden()), run(Chain(), hidden()))
+    assert top_saved_tensor_hooks() is None
+
+
+def in_thread(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_remove_while_another_thread_is_inside_of_an_attention() -> None:
+    """That thread's call has no hook any more that ends it."""
+    chain = Chain()
+    swap = install_chain(chain)
+    inside, removed = threading.Event(), threading.Event()
+
+    def waits(mixed: torch.Tensor) -> torch.Tensor:
+        inside.set()
+        removed.wait(timeout=30)
+        return mixed
+
+    chain.attentions[1].inner = waits
+    found: dict[str, torch.Tensor] = {}
+    left: list[object] = []
+
+    def train() -> None:
+        found.update(run(chain, hidden()))
+        left.append(top_saved_tensor_hooks())
+
+    thread = in_thread(train)
+    assert inside.wait(timeout=30)
+    swap.remove()
+    removed.set()
+    thread.join(timeout=30)
+    assert equal(found, run(Chain(), hidden()))
+    assert left == [None]
+    assert swap.stats().live_groups == 0
+    assert swap.stats().host_bytes_reserved == 0
+
+
+def test_remove_inside_of_hooks_inside_of_an_attention() -> None:
+    """Hooks of others are in the way then: ours go with the next save."""
+    chain = Chain()
+    swap = install_chain(chain)
+
+    def removes(mixed: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(torch.detach, torch.detach):
+            swap.remove()
+        return mixed
+
+    chain.attentions[1].inner = removes
+    assert equal(run(chain, hidden()), run(Chain(), hidden()))
+    assert top_saved_tensor_hooks() is None
