@@ -290,7 +290,14 @@ def _train(
 def _difference(
     step: int, plain: dict[str, torch.Tensor], swapped: dict[str, torch.Tensor]
 ) -> str | None:
-    for name in plain.keys() | swapped.keys():
-        if name not in plain or name not in swapped or not torch.equal(plain[name], swapped[name]):
+    for name in plain | swapped:
+        if name not in plain or name not in swapped or not _same_bits(plain[name], swapped[name]):
             return f"{name} in step {step}"
     return None
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Compare bytes: 0.0 is not -0.0, and a NaN equals its copy."""
+    if one.dtype is not other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(*(x.detach().reshape(-1).view(torch.uint8) for x in (one, other)))

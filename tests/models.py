@@ -30,6 +30,7 @@ __all__ = [
     "Step",
     "build",
     "difference",
+    "equal_bits",
     "forward",
     "gradients",
     "install",
@@ -186,6 +187,13 @@ def step(model: Any, *batches: torch.Tensor, zero: bool = True, **options: Any) 
     return Step(torch.stack(losses), gradients(model))
 
 
+def equal_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are equal in every bit. A NaN differs from everything."""
+    # Of equal values, the sign of a zero alone can differ.
+    same_type = one.dtype is other.dtype and one.shape == other.shape
+    return same_type and torch.equal(one, other) and torch.equal(one.signbit(), other.signbit())
+
+
 def difference(found: Step | Sequence[Step], expected: Step | Sequence[Step]) -> str | None:
     """Say where two runs differ in a bit, or ``None``. A NaN differs from everything."""
     if isinstance(found, Step):
@@ -195,11 +203,11 @@ def difference(found: Step | Sequence[Step], expected: Step | Sequence[Step]) ->
     if len(found) != len(expected):
         return f"{len(found)} steps, not {len(expected)}"
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):
-        if not torch.equal(one.loss, other.loss):
+        if not equal_bits(one.loss, other.loss):
             return f"loss of step {number}: {one.loss} is not {other.loss}"
         if one.gradients.keys() != other.gradients.keys():
             return f"step {number} has other gradients: {one.gradients.keys()}"
         for name, gradient in one.gradients.items():
-            if not torch.equal(gradient, other.gradients[name]):
+            if not equal_bits(gradient, other.gradients[name]):
                 return f"gradient of {name} in step {number}"
     return None

@@ -137,6 +137,41 @@ def test_a_comparison_sees_one_bit() -> None:
     assert not comparison.passed
 
 
+def test_a_comparison_tells_a_negative_zero_from_zero() -> None:
+    signs = iter((1.0, -1.0, 1.0, 1.0))
+
+    def zero(model: Any) -> torch.Tensor:
+        return loss(model) * 0.0 * next(signs)
+
+    comparison = compare_runs(tiny_model, zero, steps=1)
+
+    assert comparison.first_difference == "loss in step 0"
+    assert comparison.repeats
+
+
+def test_a_comparison_takes_a_nan_for_its_copy() -> None:
+    comparison = compare_runs(tiny_model, lambda model: loss(model) * torch.nan, steps=1)
+
+    assert comparison.first_difference is None
+    assert comparison.repeats
+
+
+def test_a_comparison_names_the_first_that_differs() -> None:
+    """In the order of the model; sets have another one in every process."""
+    calls = []
+
+    def doubled(model: Any) -> torch.Tensor:
+        calls.append(model)
+        value = loss(model)
+        # The loss of the second model has the same value, and gradients of twice the size.
+        return value if len(calls) % 2 else value * 2 - value.detach()
+
+    first = next(name for name, _ in tiny_model().named_parameters())
+    comparison = compare_runs(tiny_model, doubled, steps=1)
+
+    assert comparison.first_difference == f"gradient of {first} in step 0"
+
+
 @pytest.mark.filterwarnings("ignore:activation_swap. attention moved nothing:RuntimeWarning")
 def test_a_model_that_does_not_repeat_itself_is_not_held_against_the_swap() -> None:
     calls = []
