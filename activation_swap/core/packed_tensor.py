@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from activation_swap.core.group import Group
     from activation_swap.core.saved_storage import SavedStorage
 
-__all__ = ["KeptTensor", "Origin", "PackedTensor", "unpack"]
+__all__ = ["KeptTensor", "Origin", "PackedTensor", "unpack", "view_of"]
 
 unpack = methodcaller("unpack")
 """The unpack hook: gives autograd back what one of the ``pack`` hooks took."""
 
 
-class _View(NamedTuple):
+class View(NamedTuple):
     """The geometry of a save that has not the form of its storage, and its two lazy bits."""
 
     dtype: torch.dtype
@@ -45,29 +45,28 @@ class _View(NamedTuple):
         return negative_view(view) if self.neg else view
 
 
+def view_of(storage: SavedStorage, tensor: torch.Tensor) -> View | None:
+    """Return how a save differs from the form of its storage; most do not, and are all of it."""
+    size, stride, dtype, neg = tensor.size(), tensor.stride(), tensor.dtype, tensor.is_neg()
+    if size == storage.size and stride == storage.stride and dtype is storage.dtype and not neg:
+        return None
+    return View(dtype, size, stride, tensor.storage_offset(), tensor.is_conj(), neg)
+
+
 class PackedTensor:
     """Stands for a tensor that may be on the host.
 
     Args:
         storage: The tensor's.
         tensor: What is saved.
+        view: See :func:`view_of`.
     """
 
     __slots__ = ("_index", "_storage", "_view")
 
-    def __init__(self, storage: SavedStorage, tensor: torch.Tensor) -> None:
+    def __init__(self, storage: SavedStorage, tensor: torch.Tensor, view: View | None) -> None:
         self._storage = storage
-        size, stride, dtype = tensor.size(), tensor.stride(), tensor.dtype
-        self._view: _View | None = None
-        # Most saves have the form of their storage, and so are all of it.
-        if (
-            size != storage.size
-            or stride != storage.stride
-            or dtype is not storage.dtype
-            or tensor.is_neg()
-        ):
-            offset, conj, neg = tensor.storage_offset(), tensor.is_conj(), tensor.is_neg()
-            self._view = _View(dtype, size, stride, offset, conj, neg)
+        self._view = view
         aliases = storage.aliases
         if aliases is not None:
             self._index = len(aliases)

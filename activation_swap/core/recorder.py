@@ -11,7 +11,7 @@ from torch import nn
 
 from activation_swap._stats import KeepReason
 from activation_swap.core.narrowing import is_upcast, narrow_from
-from activation_swap.core.packed_tensor import KeptTensor, Origin, PackedTensor
+from activation_swap.core.packed_tensor import KeptTensor, Origin, PackedTensor, view_of
 from activation_swap.core.saved_storage import SavedStorage
 from activation_swap.core.torch_private import (
     base_of,
@@ -122,7 +122,7 @@ class Recorder:
         address = storage.data_ptr()
         saved = self._known.get(address)
         if saved is not None and saved.nbytes == nbytes:
-            return PackedTensor(saved, tensor)
+            return PackedTensor(saved, tensor, view_of(saved, tensor))
         # What holds a storage holds all of it: one reason to keep it is enough.
         if address in self._kept:
             return KeptTensor((self._origin, tensor.detach(), tensor._version))
@@ -135,12 +135,12 @@ class Recorder:
         else:
             why = self._reason_to_keep(tensor, nbytes, address, parameter=parameter)
             if why is None:
-                saved = SavedStorage(
-                    self.group, tensor, nbytes, narrow=self._may_narrow(tensor, nbytes)
-                )
+                narrow = tensor.dtype is torch.float32 and self._may_narrow(tensor, nbytes)
+                saved = SavedStorage(self.group, tensor, nbytes, narrow=narrow)
                 self._known[address] = saved
                 self.storages.append(saved)
-                return PackedTensor(saved, tensor)
+                view = None if saved.as_saved else view_of(saved, tensor)
+                return PackedTensor(saved, tensor, view)
             reason = why
         kept = self._kept[address] = KeptTensor((self._origin, tensor.detach(), tensor._version))
         self.kept_bytes[reason] = self.kept_bytes.get(reason, 0) + nbytes
@@ -165,8 +165,7 @@ class Recorder:
 
     def _may_narrow(self, tensor: torch.Tensor, nbytes: int) -> bool:
         return (
-            tensor.dtype is torch.float32
-            and self._narrow_from is not None
+            self._narrow_from is not None
             and nbytes >= self._narrow_from
             and tensor.nbytes == nbytes
             and tensor.is_contiguous()
@@ -186,9 +185,10 @@ class Recorder:
             return KeepReason.OTHER_DEVICE
         if tensor.dtype not in _MOVABLE or tensor.is_neg():
             return KeepReason.UNSUPPORTED
-        needed = self._min_coverage * nbytes
-        if tensor.nbytes < needed and _span_bytes(tensor) < needed:
-            return KeepReason.PARTIAL_VIEW
+        if tensor.nbytes < nbytes:
+            needed = self._min_coverage * nbytes
+            if tensor.nbytes < needed and _span_bytes(tensor) < needed:
+                return KeepReason.PARTIAL_VIEW
         # Only what no operation of the graph has computed can live longer than the graph.
         return self._owner_elsewhere(tensor, address) if root.is_leaf else None
 

@@ -28,6 +28,7 @@ class SavedStorage:
         narrow: Whether it crosses the link as the upper halves of its fp32 elements.
 
     Attributes:
+        as_saved: Whether the form is that of the first save.
         group: See above.
         nbytes: Bytes on the device.
         dtype: Of the form: that of the first save, or ``uint8`` where its size does not fit.
@@ -46,8 +47,8 @@ class SavedStorage:
 
     __slots__ = (
         "__weakref__",
-        "_as_saved",
         "aliases",
+        "as_saved",
         "dtype",
         "group",
         "host",
@@ -66,8 +67,8 @@ class SavedStorage:
         self.dtype = tensor.dtype
         self.size: tuple[int, ...] = tensor.size()
         self.stride = tensor.stride()
-        self._as_saved = tensor.nbytes == nbytes and _has_no_gaps(self.size, self.stride)
-        if not self._as_saved:
+        self.as_saved = tensor.nbytes == nbytes and _has_no_gaps(self.size, self.stride)
+        if not self.as_saved:
             if nbytes % self.dtype.itemsize:
                 self.dtype = torch.uint8
             self.size = (nbytes // self.dtype.itemsize,)
@@ -84,7 +85,7 @@ class SavedStorage:
         if not self.aliases:
             raise self.group.impossible(asked="a copy of a storage that was given up")
         alias, _ = self.aliases[0]
-        if self._as_saved:
+        if self.as_saved:
             return alias
         if alias.dtype is self.dtype:
             return alias.as_strided(self.size, self.stride, 0)
