@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from activation_swap import SwapStats
 from activation_swap.compat.canary import tiny_model
@@ -102,6 +103,27 @@ def test_a_device_that_does_not_repeat_itself_is_judged_by_the_bytes(
 
     text = capsys.readouterr().out
     assert "bits differ: loss in step 0; and so without the swap" in text
+
+
+def test_an_operation_without_a_deterministic_form_is_not_held_against_the_swap(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moved = SwapStats(offloaded_bytes=8, reloaded_bytes=8)
+    strict = []
+
+    def compare_runs(*_: Any, **__: Any) -> Comparison:
+        strict.append(torch.are_deterministic_algorithms_enabled())
+        if strict[-1]:
+            msg = "index_add does not have a deterministic implementation"
+            raise RuntimeError(msg)
+        return Comparison(steps=3, first_difference=None, stats=moved)
+
+    monkeypatch.setattr(check, "compare_runs", compare_runs)
+
+    assert main(["check", "--device", "cpu"]) == 0
+
+    assert strict == [True, False]
+    assert "bits equal" in capsys.readouterr().out
 
 
 def test_another_device_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
