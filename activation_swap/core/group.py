@@ -58,7 +58,7 @@ class Group:
         link: Transfer and pool of the device that the attention computes on.
         previous: Weak reference to the group whose backward follows this one's, or ``None``.
         state: See :class:`GroupState`.
-        backward_pending: Whether no tensor of this group was unpacked yet: the next unpack begins
+        backward_pending: Whether none of its storages was unpacked yet: the next unpack begins
             the group's backward.
         storages: Weak references to the storages, once recorded.
         device_bytes: Sum of the storages' bytes.

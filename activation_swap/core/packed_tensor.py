@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import ref
 
 import torch
 
@@ -13,10 +12,9 @@ from activation_swap.core.torch_private import negative_view
 from activation_swap.errors import Reason
 
 if TYPE_CHECKING:
-    from activation_swap.core.group import Group
     from activation_swap.core.saved_storage import SavedStorage
 
-__all__ = ["KeptTensor", "Origin", "PackedTensor", "unpack", "view_of"]
+__all__ = ["KeptTensor", "PackedTensor", "unpack", "view_of"]
 
 unpack = methodcaller("unpack")
 """The unpack hook: gives autograd back what one of the ``pack`` hooks took."""
@@ -94,24 +92,12 @@ class PackedTensor:
         return data if self._view is None else self._view.of(data)
 
 
-class Origin:
-    """Where the kept tensors of one attention call come from.
+class KeptTensor(tuple[str, torch.Tensor, int]):
+    """Stands for a tensor that stays on the device: (name of the attention, alias, version).
 
-    The group is known weakly: it lives for its storages, and a kept tensor is none of them.
-    """
-
-    __slots__ = ("fqn", "group")
-
-    def __init__(self, group: Group) -> None:
-        self.fqn = group.fqn
-        self.group = ref(group)
-
-
-class KeptTensor(tuple[Origin, torch.Tensor, int]):
-    """Stands for a tensor that stays on the device: (origin, alias, version at save).
-
-    The alias must not carry the saved tensor's own graph: a node that saves its output would keep
-    itself alive for good. A tuple, since making one runs no Python code: twenty for each attention.
+    The version is that at the save. The alias must not carry the saved tensor's own graph: a node
+    that saves its output would keep itself alive for good. A tuple, since making one runs no Python
+    code: twenty for each attention.
     """
 
     __slots__ = ()
@@ -122,12 +108,9 @@ class KeptTensor(tuple[Origin, torch.Tensor, int]):
         Raises:
             InPlaceChangeError: The tensor was changed in place since it was saved.
         """
-        origin, alias, version = self
-        group = origin.group()
-        if group is not None and group.backward_pending:
-            group.engine.begin_backward(group)
+        fqn, alias, version = self
         if alias._version != version:
-            raise _changed_in_place(origin.fqn, alias)
+            raise _changed_in_place(fqn, alias)
         return alias
 
 

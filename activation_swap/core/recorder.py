@@ -11,7 +11,7 @@ from torch import nn
 
 from activation_swap._stats import KeepReason
 from activation_swap.core.narrowing import is_upcast, narrow_from
-from activation_swap.core.packed_tensor import KeptTensor, Origin, PackedTensor, view_of
+from activation_swap.core.packed_tensor import KeptTensor, PackedTensor, view_of
 from activation_swap.core.saved_storage import SavedStorage
 from activation_swap.core.torch_private import (
     base_of,
@@ -61,6 +61,7 @@ class Recorder:
         "_autocast",
         "_calls",
         "_device",
+        "_fqn",
         "_kept",
         "_known",
         "_min_bytes",
@@ -68,7 +69,6 @@ class Recorder:
         "_module",
         "_module_addresses",
         "_narrow_from",
-        "_origin",
         "group",
         "kept_bytes",
         "storages",
@@ -86,7 +86,7 @@ class Recorder:
         self.group = group
         self.storages: list[SavedStorage] = []
         self.kept_bytes: dict[KeepReason, int] = {}
-        self._origin = Origin(group)
+        self._fqn = group.fqn
         # An empty storage has no address.
         self._min_bytes = max(1, policy.min_bytes)
         self._min_coverage = policy.min_coverage
@@ -125,11 +125,11 @@ class Recorder:
             return PackedTensor(saved, tensor, view_of(saved, tensor))
         # What holds a storage holds all of it: one reason to keep it is enough.
         if address in self._kept:
-            return KeptTensor((self._origin, tensor.detach(), tensor._version))
+            return KeptTensor((self._fqn, tensor.detach(), tensor._version))
         if self._calls is None or self._calls.closed:
             # Removed inside of this call, whose end has no hook any more.
             self.close_interrupted()
-            return KeptTensor((self._origin, tensor.detach(), tensor._version))
+            return KeptTensor((self._fqn, tensor.detach(), tensor._version))
         if nbytes < self._min_bytes:
             reason = KeepReason.SMALL
         else:
@@ -142,7 +142,7 @@ class Recorder:
                 view = None if saved.as_saved else view_of(saved, tensor)
                 return PackedTensor(saved, tensor, view)
             reason = why
-        kept = self._kept[address] = KeptTensor((self._origin, tensor.detach(), tensor._version))
+        kept = self._kept[address] = KeptTensor((self._fqn, tensor.detach(), tensor._version))
         self.kept_bytes[reason] = self.kept_bytes.get(reason, 0) + nbytes
         return kept
 
@@ -241,7 +241,7 @@ class Recorder:
         nbytes = tensor.numel() * tensor.itemsize
         reason = KeepReason.UNSUPPORTED
         self.kept_bytes[reason] = self.kept_bytes.get(reason, 0) + nbytes
-        return KeptTensor((self._origin, tensor.detach(), tensor._version))
+        return KeptTensor((self._fqn, tensor.detach(), tensor._version))
 
 
 def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
