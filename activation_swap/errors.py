@@ -631,6 +631,14 @@ class Reason(Enum):
         fix="pass pp_size in TrainingSetup, or use neither Swap.attach nor Swap.groups",
         consequence="nothing was done",
     )
+    NOT_A_CHUNK = ReasonSpec(
+        code="AS512",
+        kind=RejectedError,
+        summary="a verb was given something else than the key of a chunk",
+        expected="(stage, microbatch), two integers",
+        fix="pass a tuple of two to the verbs of Swap.groups",
+        consequence="nothing was done",
+    )
     # AS6xx: run time: what came after apply.
     CHECKPOINTING_ENABLED_LATER = ReasonSpec(
         code="AS601",

@@ -109,13 +109,14 @@ class Chunks:
             keep: What of it stays on the device.
 
         Raises:
+            RejectedError: ``key`` is no pair.
             SwapStateError: The chunk is named, and neither closed nor aborted.
         """
+        chunk = None if key is None else _Chunk(_key_of(key), keep)
         self._driven = True
-        if key is None:
+        if chunk is None:
             self._current.chunk = None
             return
-        chunk = _Chunk(GroupKey(*key), keep)
         with self._lock:
             known = self._chunks.get(chunk.key)
             # A chunk that stays whole has nothing to launch, and so nothing that closes it.
@@ -177,18 +178,19 @@ class Chunks:
         Args:
             key: The chunk, or ``None`` for all of this swap.
         """
+        named = None if key is None else _key_of(key)
         with self._lock:
-            if key is None:
+            if named is None:
                 self._chunks.clear()
             else:
-                self._chunks.pop(GroupKey(*key), None)
+                self._chunks.pop(named, None)
         chunk = self._current.chunk
-        if chunk is not None and (key is None or chunk.key == GroupKey(*key)):
+        if chunk is not None and named in {None, chunk.key}:
             self._current.chunk = None
 
     def state(self, key: tuple[int, int]) -> ChunkState | None:
         """Return how far a chunk is, or ``None`` for one that no verb has named."""
-        chunk = self._chunks.get(GroupKey(*key))
+        chunk = self._chunks.get(_key_of(key))
         return None if chunk is None else chunk.state
 
     def admit(self, index: int) -> bool:
@@ -234,13 +236,23 @@ class Chunks:
             chunk.groups.append(ref(group))
 
     def _step(self, key: tuple[int, int], verb: str, state: ChunkState) -> _Chunk:
+        named = _key_of(key)
         with self._lock:
-            chunk = self._chunks.get(GroupKey(*key))
+            chunk = self._chunks.get(named)
             if chunk is None or chunk.state not in _BEFORE[verb]:
                 state_now = None if chunk is None else chunk.state
-                raise _illegal(verb=verb, key=GroupKey(*key), state=state_now)
+                raise _illegal(verb=verb, key=named, state=state_now)
             chunk.state = state
         return chunk
+
+
+def _key_of(key: tuple[int, int]) -> GroupKey:
+    try:
+        named = GroupKey(*key)
+        hash(named)
+    except TypeError as error:
+        raise Reason.NOT_A_CHUNK.error(found=repr(key)) from error
+    return named
 
 
 def _illegal(*, verb: str, key: GroupKey, state: ChunkState | None) -> Exception:

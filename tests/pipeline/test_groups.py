@@ -12,7 +12,7 @@ import torch
 
 from activation_swap import SwapPolicy, SwapStats, TrainingSetup, registry
 from activation_swap._verbs import Keep
-from activation_swap.errors import ActivationSwapError, Reason, SwapStateError
+from activation_swap.errors import ActivationSwapError, Reason, RejectedError, SwapStateError
 from tests.pipeline.tiny_pipeline import tiny_model
 
 pytestmark = pytest.mark.level0
@@ -58,6 +58,15 @@ def test_only_the_next_verb_is_legal(swap: Any, done: int, verb: str) -> None:
         assert caught.value.reason is Reason.GROUP_STATE
         groups.abort(KEY)
         groups.set_group(KEY)
+
+
+@pytest.mark.parametrize("verb", [*ORDER, "abort", "state"])
+@pytest.mark.parametrize("key", [3, (3,), (0, 3, 1), (0, [3])])
+def test_what_is_no_key_is_refused(swap: Any, verb: str, key: Any) -> None:
+    with pytest.raises(RejectedError) as caught:
+        getattr(swap.groups, verb)(key)
+    assert caught.value.reason is Reason.NOT_A_CHUNK
+    assert caught.value.found == repr(key)
 
 
 def test_a_chunk_that_stays_whole_needs_no_verb_after_its_forward(model: Any, swap: Any) -> None:

@@ -267,6 +267,11 @@ def wait_before_launch(model: Any) -> None:
     swap.groups.wait_reload((0, 1))
 
 
+def name_no_chunk(model: Any) -> None:
+    swap = registry.apply("attention", model, setup=PIPELINE)
+    swap.groups.set_group((0,))  # type: ignore[arg-type]
+
+
 def illegal_config(_: Any) -> None:
     from activation_swap.trainer.config import parse_config
 
@@ -417,6 +422,7 @@ CALL_CASES = (
     CallCase(Reason.SCHEDULE_DEADLOCK, "schedule-deadlock", deadlock),
     CallCase(Reason.NO_SUCH_PIPELINE, "schedule-shape", impossible_shape),
     CallCase(Reason.GROUP_STATE, "chunk-waited-for-before-launch", wait_before_launch),
+    CallCase(Reason.NOT_A_CHUNK, "chunk-without-microbatch", name_no_chunk),
     CallCase(Reason.SCHEDULE_NOT_ATTACHED, "schedule-never-attached", never_attach),
     CallCase(Reason.WITHOUT_PIPELINE, "attached-without-pipeline", attach_without_pipeline),
     CallCase(Reason.WITHOUT_PIPELINE, "groups-without-pipeline", groups_without_pipeline),
