@@ -173,6 +173,36 @@ def test_an_order_is_planned_once_until_another_is_loaded(monkeypatch: pytest.Mo
     assert swap.stats().reload_misses == 0
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_whichever_stage_is_cleared_first_begins_the_step(first: int) -> None:
+    """A schedule over some of the stages may leave out any of them."""
+    pipeline = Pipeline("Interleaved1F1B", microbatches=4)
+    swap = applied(pipeline)
+    swap.attach(pipeline.schedule)
+    pipeline.stages[first].clear_runtime_states()
+    assert attachment_of(swap)._runner._mode.name == "PLANNED"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "clear_runtime_states",
+        "forward_one_chunk",
+        "backward_one_chunk",
+        "backward_weight_one_chunk",
+    ],
+)
+def test_a_wrapper_that_outlives_its_stage_says_so(name: str) -> None:
+    pipeline = Pipeline("GPipe", microbatches=4)
+    swap = applied(pipeline)
+    swap.attach(pipeline.schedule)
+    call = getattr(pipeline.stages[0], name)
+    del pipeline
+    gc.collect()
+    with pytest.raises(ReferenceError, match=f"the stage of this {name} is gone"):
+        call(*([0] if name.endswith("_chunk") else []))
+
+
 class OwnLoop(ScheduleInterleaved1F1B):
     """Runs another order than the one it lists."""
 

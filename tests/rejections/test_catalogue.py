@@ -43,6 +43,8 @@ TRANSLATED = {
     ("trainer/config.py", "TypeError"),
     # _reading turns it into AS409.
     ("trainer/checkpoint.py", "ValueError"),
+    # What Python raises through a weak reference; only a caller's own fault can bring it about.
+    ("core/schedule/torch_pipelining.py", "ReferenceError"),
     # argparse turns it into its own message and exit status.
     ("trainer/plan.py", "ArgumentTypeError"),
 }

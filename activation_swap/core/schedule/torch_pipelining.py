@@ -112,10 +112,13 @@ class Attachment:
         self._runner = ScheduleRunner(verbs)
         self._source: object = None
         self._plan: tuple[LoweredStep, ...] | None = None
-        # Every schedule clears its stages one after the other when a step begins.
-        self._calls: list[_StageCall] = [_BeginCall(stages[0], "clear_runtime_states", self._begin)]
+        self._calls: list[_StageCall] = []
         for stage in stages:
             self._calls += [
+                # Every schedule clears its stages one after the other when a step begins, and
+                # another one may have only some of them: any may be the first. To begin a step
+                # that nothing was computed of changes nothing.
+                _BeginCall(stage, "clear_runtime_states", self._begin),
                 _ForwardCall(stage, "forward_one_chunk", self._runner),
                 _BackwardCall(stage, "backward_one_chunk", self._runner),
                 _WeightCall(stage, "backward_weight_one_chunk", self._runner),
@@ -181,6 +184,9 @@ class _StageCall:
         if self._own is not None:
             return self._own(*args, **kwargs)
         stage = self._stage()
+        if stage is None:
+            msg = f"the stage of this {self._name} is gone"
+            raise ReferenceError(msg)
         return getattr(type(stage), self._name)(stage, *args, **kwargs)
 
     def restore(self) -> None:
