@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,12 +39,17 @@ def resolve_device(name: str) -> torch.device:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if name == "auto":
         return torch.device("cpu") if accelerator is None else accelerator
-    here = {"cpu"} if accelerator is None else {"cpu", accelerator.type}
-    if name.partition(":")[0] not in here:
-        raise Reason.DEVICE_UNAVAILABLE.error(
-            found=f"device: {name!r}", expected=f"auto | {' | '.join(sorted(here))}"
-        )
-    return torch.device(name)
+    here = ["cpu"]
+    if accelerator is not None:
+        here += [f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())]
+    with suppress(RuntimeError):  # by torch, of text that names no device
+        device = torch.device(name)
+        index = "" if device.type == "cpu" else f":{device.index or 0}"
+        if device.type + index in here:
+            return device
+    raise Reason.DEVICE_UNAVAILABLE.error(
+        found=f"device: {name!r}", expected=" | ".join(["auto", *here])
+    )
 
 
 def synchronize(device: torch.device) -> None:
