@@ -76,6 +76,7 @@ MATRIX_TESTS = ("python", "-m", "pytest", "tests/compat", "-m", "matrix", "-q")
 DECIDING_TESTS = (
     "tests/api",
     "tests/compat",
+    "tests/core/test_left_over_hooks.py",
     "tests/registry",
     "tests/rejections",
     "tests/schedule/test_lowering.py",
