@@ -46,9 +46,14 @@ class Interrupter:
         sys.settrace(None)
 
     def _call(self, frame: FrameType, _event: str, _arg: Any) -> Any:
-        code = frame.f_code
-        if code.co_filename not in self.files or code.co_name in FINAL:
+        known: FrameType | None = frame
+        if frame.f_code.co_filename not in self.files:
             return None
+        # What a finalizer calls is part of it.
+        while known is not None and known.f_code.co_filename in self.files:
+            if known.f_code.co_name in FINAL:
+                return None
+            known = known.f_back
         return self._line
 
     def _line(self, _frame: FrameType, event: str, _arg: Any) -> Any:
