@@ -4,14 +4,9 @@
 from __future__ import annotations
 
 import functools
-import json
-import tempfile
-from argparse import Namespace
-from contextlib import contextmanager
 from copy import copy
-from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -26,17 +21,9 @@ from activation_swap.adapters import BUILT_IN
 from activation_swap.adapters.qwen3_moe import Qwen3MoeAttention
 from activation_swap.core.hooked_site import HookedSite
 from activation_swap.errors import Reason
+from tests.rejections import trainer_calls
 from tests.rejections.case import EVERYTHING, PIPELINE, CallCase
 from tests.rejections.site_cases import checkpointing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@contextmanager
-def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as name:
-        yield Path(name)
 
 
 def train(model: Any) -> torch.Tensor:
@@ -65,7 +52,7 @@ def break_the_contract(model: Any) -> None:
 def load_broken_entry_point(_: Any) -> None:
     import sys
 
-    with directory() as path:
+    with trainer_calls.directory() as path:
         info = path / "broken-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
@@ -272,147 +259,36 @@ def name_no_chunk(model: Any) -> None:
     swap.groups.set_group((0,))  # type: ignore[arg-type]
 
 
-def illegal_config(_: Any) -> None:
-    from activation_swap.trainer.config import parse_config
-
-    parse_config({"activation_swap": "Attention", "steps": -1})
-
-
-def config_of_no_pipeline(_: Any) -> None:
-    from activation_swap.trainer.config import parse_config
-
-    parse_config({"pp_size": 2, "checkpoint": {"every": 1}})
-
-
-def unreadable_config(_: Any) -> None:
-    from activation_swap.trainer.config import load_config
-
-    load_config(Path("no-such-file.yaml"))
-
-
-def absent_device(_: Any) -> None:
-    from activation_swap.trainer.device import resolve_device
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
-        resolve_device("no-such-device")
-
-
-def unreadable_model(_: Any) -> None:
-    from activation_swap.trainer.config import ModelSection
-    from activation_swap.trainer.model import read_model_config
-
-    read_model_config(ModelSection(source="no-such-preset"))
-
-
-def no_data(_: Any) -> None:
-    from activation_swap.trainer.config import DataSection
-    from activation_swap.trainer.corpus import open_corpus
-
-    open_corpus(DataSection(files=("no-such-file.txt",)), vocab_size=512)
-
-
-def unreadable_tokenizer(_: Any) -> None:
-    from activation_swap.trainer.config import DataSection
-    from activation_swap.trainer.corpus import open_corpus
-
-    open_corpus(DataSection(files=(__file__,), tokenizer=Path("no-such-tokenizer")), vocab_size=512)
-
-
-def small_vocabulary(_: Any) -> None:
-    from activation_swap.trainer.config import DataSection
-    from activation_swap.trainer.corpus import open_corpus
-
-    open_corpus(DataSection(files=(__file__,)), vocab_size=17)
-
-
-def missing_extra(_: Any) -> None:
-    from activation_swap.trainer import __main__ as command
-
-    command.COMMANDS["sample"] = command.Command(
-        module="no_such_package.sample", summary="a command whose package is not there"
-    )
-    try:
-        command._load("sample")
-    finally:
-        del command.COMMANDS["sample"]
-
-
-def config_at(path: Path, **changes: Any) -> Any:
-    from activation_swap.trainer.config import parse_config
-
-    raw = {
-        "device": "cpu",
-        "data": {"files": [__file__]},
-        "steps": 1,
-        "batch_size": 1,
-        "sequence_length": 16,
-        "output": str(path / "out"),
-        "checkpoint": {"every": 1},
-    }
-    return parse_config(raw | changes)
-
-
-def checkpoints_in_the_way(_: Any) -> None:
-    from activation_swap.trainer.loop import train as run
-
-    with directory() as path:
-        run(config_at(path))
-        run(config_at(path))
-
-
-def damaged_checkpoint(_: Any) -> None:
-    from activation_swap.trainer.checkpoint import read_state
-
-    with directory() as path:
-        (path / "state.json").write_text(json.dumps({}))
-        read_state(path)
-
-
-def other_trajectory(_: Any) -> None:
-    from activation_swap.trainer.loop import train as run
-
-    with directory() as path:
-        run(config_at(path))
-        run(config_at(path, seed=99, steps=2), resume=True)
-
-
-def pipeline_without_ranks(_: Any) -> None:
-    from activation_swap.trainer.ranks import join_ranks
-
-    with join_ranks(device="cpu", pp_size=2):
-        pass
-
-
-def resume_a_pipeline(_: Any) -> None:
-    from activation_swap.trainer.train import run
-
-    with directory() as path:
-        config = path / "pipeline.yaml"
-        config.write_text("{pp_size: 2, microbatches: 2, checkpoint: {}}", encoding="utf-8")
-        run(Namespace(config=config, overrides=[], resume=True))
-
-
 CALL_CASES = (
     CallCase(Reason.INVALID_ADAPTER, "adapter-invalid", register_nothing),
     CallCase(Reason.DUPLICATE_ADAPTER, "adapter-twice", register_twice),
     CallCase(Reason.BROKEN_ENTRY_POINT, "adapter-entry-point-broken", load_broken_entry_point),
     CallCase(Reason.ADAPTER_CONTRACT, "adapter-breaks-its-contract", break_the_contract),
     CallCase(Reason.RETURN_ARITY, "attention-returns-three", return_three),
-    CallCase(Reason.INVALID_CONFIG, "config-illegal", illegal_config),
-    CallCase(Reason.INVALID_CONFIG, "config-pipeline-with-checkpoints", config_of_no_pipeline),
-    CallCase(Reason.UNREADABLE_CONFIG, "config-unreadable", unreadable_config),
-    CallCase(Reason.DEVICE_UNAVAILABLE, "device-absent", absent_device),
-    CallCase(Reason.UNREADABLE_MODEL, "model-unreadable", unreadable_model),
-    CallCase(Reason.NO_TRAINING_DATA, "data-absent", no_data),
-    CallCase(Reason.UNREADABLE_TOKENIZER, "tokenizer-unreadable", unreadable_tokenizer),
-    CallCase(Reason.VOCABULARY_TOO_SMALL, "vocabulary-small", small_vocabulary),
-    CallCase(Reason.CHECKPOINTS_IN_THE_WAY, "checkpoints-in-the-way", checkpoints_in_the_way),
-    CallCase(Reason.DAMAGED_CHECKPOINT, "checkpoint-damaged", damaged_checkpoint),
-    CallCase(Reason.OTHER_TRAJECTORY, "checkpoint-of-another-run", other_trajectory),
-    CallCase(Reason.NO_RANKS, "pipeline-without-ranks", pipeline_without_ranks),
-    CallCase(Reason.RESUME_UNDER_PIPELINE, "pipeline-resumed", resume_a_pipeline),
-    CallCase(Reason.TRAINER_EXTRA_MISSING, "trainer-extra-missing", missing_extra),
+    CallCase(Reason.INVALID_CONFIG, "config-illegal", trainer_calls.illegal_config),
+    CallCase(
+        Reason.INVALID_CONFIG,
+        "config-pipeline-with-checkpoints",
+        trainer_calls.config_of_no_pipeline,
+    ),
+    CallCase(Reason.UNREADABLE_CONFIG, "config-unreadable", trainer_calls.unreadable_config),
+    CallCase(Reason.DEVICE_UNAVAILABLE, "device-absent", trainer_calls.absent_device),
+    CallCase(Reason.UNREADABLE_MODEL, "model-unreadable", trainer_calls.unreadable_model),
+    CallCase(Reason.NO_TRAINING_DATA, "data-absent", trainer_calls.no_data),
+    CallCase(
+        Reason.UNREADABLE_TOKENIZER, "tokenizer-unreadable", trainer_calls.unreadable_tokenizer
+    ),
+    CallCase(Reason.VOCABULARY_TOO_SMALL, "vocabulary-small", trainer_calls.small_vocabulary),
+    CallCase(
+        Reason.CHECKPOINTS_IN_THE_WAY,
+        "checkpoints-in-the-way",
+        trainer_calls.checkpoints_in_the_way,
+    ),
+    CallCase(Reason.DAMAGED_CHECKPOINT, "checkpoint-damaged", trainer_calls.damaged_checkpoint),
+    CallCase(Reason.OTHER_TRAJECTORY, "checkpoint-of-another-run", trainer_calls.other_trajectory),
+    CallCase(Reason.NO_RANKS, "pipeline-without-ranks", trainer_calls.pipeline_without_ranks),
+    CallCase(Reason.RESUME_UNDER_PIPELINE, "pipeline-resumed", trainer_calls.resume_a_pipeline),
+    CallCase(Reason.TRAINER_EXTRA_MISSING, "trainer-extra-missing", trainer_calls.missing_extra),
     CallCase(Reason.SCHEDULE_TEXT, "schedule-text", parse_nonsense),
     CallCase(Reason.SCHEDULE_ORDER, "schedule-order", order_nonsense),
     CallCase(Reason.SCHEDULE_PLAN, "schedule-plan", plan_nonsense),
