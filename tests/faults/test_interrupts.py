@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 import torch
 
-from activation_swap.core import engine, group, hooks, layer_chain, pinned_pool, recorder, transfer
+from activation_swap.core import (
+    attention_calls,
+    engine,
+    group,
+    hooks,
+    layer_chain,
+    packed_tensor,
+    pinned_pool,
+    recorder,
+    saved_storage,
+    transfer,
+)
 from activation_swap.core.torch_private import top_saved_tensor_hooks
 from tests.faults.harness import at_base, next_backward
 from tests.models import VERY_TINY, build, difference, install, step, tokens, twins
@@ -20,7 +31,18 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.level0, pytest.mark.usefixtures("exact")]
 
 OURS = frozenset(
-    str(module.__file__) for module in (engine, group, hooks, layer_chain, recorder, transfer)
+    str(module.__file__)
+    for module in (
+        attention_calls,
+        engine,
+        group,
+        hooks,
+        layer_chain,
+        packed_tensor,
+        recorder,
+        saved_storage,
+        transfer,
+    )
 )
 POOL = frozenset({str(pinned_pool.__file__)})
 
@@ -73,6 +95,16 @@ def lines_of(files: frozenset[str]) -> int:
     return trace.lines
 
 
+def is_interrupted(model: Any, ids: torch.Tensor, *, number: int, files: frozenset[str]) -> bool:
+    """Begin a step that ends at line ``number`` of those that it runs in ``files``."""
+    try:
+        with Interrupter(number, files):
+            step(model, ids)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
 @pytest.mark.parametrize(("files", "least"), [(OURS, 300), (POOL, 100)], ids=["swap", "pool"])
 def test_interrupted_in_any_line_of_the_swap(
     files: frozenset[str], least: int, record_property: Any
@@ -89,11 +121,7 @@ def test_interrupted_in_any_line_of_the_swap(
     interrupted = 0
     for number in range(1, lines + 1, max(1, lines // 100)):
         swap = install(model)
-        try:
-            with Interrupter(number, files):
-                step(model, ids)
-        except KeyboardInterrupt:
-            interrupted += 1
+        interrupted += is_interrupted(model, ids, number=number, files=files)
         model.zero_grad(set_to_none=True)
         for _ in range(2):
             assert difference(step(model, ids), expected) is None, f"line {number}"
@@ -120,11 +148,7 @@ def test_interrupted_in_any_line_of_the_attention(record_property: Any) -> None:
     interrupted = 0
     for number in range(1, lines + 1, max(1, lines // 60)):
         swap = install(model)
-        try:
-            with Interrupter(number, files):
-                step(model, ids)
-        except KeyboardInterrupt:
-            interrupted += 1
+        interrupted += is_interrupted(model, ids, number=number, files=files)
         if number % 2:
             swap.remove()
             assert top_saved_tensor_hooks() is None
