@@ -108,13 +108,7 @@ def merge_and_unload(run: Run) -> None:
     run.apply(base)
     model = lora(base).merge_and_unload()
     model.requires_grad_(True)
-    for step in range(run.steps):
-        with run.step():
-            loss = model(**batch(step)).loss
-            loss.backward()
-            run.record(model, loss)
-            del loss
-        model.zero_grad()
+    run.train(model)
 
 
 def pass_the_wrapper() -> None:

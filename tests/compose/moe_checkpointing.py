@@ -41,13 +41,7 @@ def train(
     wrap(model, part, implementation)
     if not apply_first:
         run.apply(model)
-    for step in range(run.steps):
-        with run.step():
-            loss = model(**batch(step)).loss
-            loss.backward()
-            run.record(model, loss)
-            del loss
-        model.zero_grad()
+    run.train(model)
 
 
 def enable_on_the_model(*, apply_first: bool) -> None:

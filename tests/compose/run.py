@@ -18,6 +18,7 @@ from activation_swap import KeepReason, Swap, SwapPolicy, SwapStats, registry
 from activation_swap.core.host_transfer import HostTransfer
 from activation_swap.core.link import transfer_for
 from tests.compose.storages import AttentionCensus, WeightWatch
+from tests.compose.tiny_model import batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -130,6 +131,16 @@ class Run:
         else:
             yield
         self.stats = self.swap.stats()
+
+    def train(self, model: Any) -> None:
+        """Do all steps without an optimizer: forward, backward, and a record of each."""
+        for step in range(self.steps):
+            with self.step():
+                loss = model(**batch(step)).loss
+                loss.backward()
+                self.record(model, loss)
+                del loss
+            model.zero_grad()
 
     def record(self, model: nn.Module, *losses: torch.Tensor, part: str = "") -> None:
         """Keep a copy of losses and of every gradient of this rank."""

@@ -14,7 +14,7 @@ from activation_swap.core.engine import Engine
 from activation_swap.core.host_transfer import HostTransfer
 from activation_swap.core.recorder import Recorder
 from tests.compose.run import EVERYTHING, Run, compare
-from tests.compose.tiny_model import batch, tiny_model
+from tests.compose.tiny_model import tiny_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,13 +33,7 @@ def _one_thread() -> Iterator[None]:
 def train(run: Run, *, policy: SwapPolicy = EVERYTHING) -> None:
     model = tiny_model()
     run.apply(model, policy)
-    for step in range(run.steps):
-        with run.step():
-            loss = model(**batch(step)).loss
-            loss.backward()
-            run.record(model, loss)
-            del loss
-        model.zero_grad()
+    run.train(model)
 
 
 def test_nothing_is_found_in_a_sound_swap() -> None:
