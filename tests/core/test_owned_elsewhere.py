@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from activation_swap import KeepReason, SwapPolicy
-from activation_swap.core.engine import Engine
 from tests.core.chain import Chain, install_chain
 from tests.models import build, forward, swapped, tokens
 
@@ -21,20 +20,6 @@ pytestmark = pytest.mark.level0
 POLICY = SwapPolicy(min_bytes=1, slab_bytes=4096, min_coverage=0.0)
 WIDTH = 8
 HIDDEN = torch.ones(2, 4, WIDTH, requires_grad=True)
-
-
-@pytest.fixture
-def moved(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """Collect the addresses of all storages that are offloaded."""
-    addresses: set[int] = set()
-    launch = Engine._offload
-
-    def spy(self: Engine, group: Any, storages: Any) -> bool:
-        addresses.update(s.aliases[0][0].untyped_storage().data_ptr() for s in storages)
-        return launch(self, group, storages)
-
-    monkeypatch.setattr(Engine, "_offload", spy)
-    return addresses
 
 
 def addresses_of(tensors: Iterable[torch.Tensor]) -> set[int]:
