@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.pair import digest
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["GradientSink"]
+__all__ = ["GradientSink", "digest"]
 
 
 class GradientSink:
@@ -66,3 +65,12 @@ class GradientSink:
             local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
             self._hashes[name].append(torch.hash_tensor(local))
         parameter.grad = None
+
+
+def digest(hashes: dict[str, torch.Tensor]) -> str:
+    """Combine one hash of each name, in whatever order they came."""
+    names = sorted(hashes)
+    values = torch.stack([hashes[name].reshape(()) for name in names]).cpu()
+    combined = hashlib.sha256("\n".join(names).encode())
+    combined.update(values.view(torch.int64).numpy().tobytes())
+    return combined.hexdigest()

@@ -6,7 +6,6 @@ A baseline that runs twice tells whether gradients can be compared at all.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import statistics
 import subprocess
@@ -24,12 +23,13 @@ from activation_swap.trainer.device import (
     reset_peak_device_bytes,
     synchronize,
 )
+from benchmarks.gradients import digest
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-__all__ = ["StepRecorder", "add_options", "compare", "digest", "run_steps", "train_step"]
+__all__ = ["StepRecorder", "add_options", "compare", "run_steps", "train_step"]
 
 _MODES = ("none", "none", "attention")
 
@@ -148,15 +148,6 @@ def train_step(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     loss.backward()
     detached: torch.Tensor = loss.detach()
     return detached
-
-
-def digest(hashes: dict[str, torch.Tensor]) -> str:
-    """Combine one hash of each name, in whatever order they came."""
-    names = sorted(hashes)
-    values = torch.stack([hashes[name].reshape(()) for name in names]).cpu()
-    combined = hashlib.sha256("\n".join(names).encode())
-    combined.update(values.view(torch.int64).numpy().tobytes())
-    return combined.hexdigest()
 
 
 def compare(module: str, options: argparse.Namespace, *more: str) -> dict[str, Any]:

@@ -28,8 +28,9 @@ from activation_swap.core.schedule.orders import one_f_one_b_order
 from activation_swap.core.schedule.runner import ScheduleRunner
 from activation_swap.core.schedule.simulation import in_flight, residency
 from activation_swap.trainer.device import determinism
+from benchmarks.gradients import GradientSink
 from benchmarks.machine import facts
-from benchmarks.model import build
+from benchmarks.model import build, trainable
 
 SHAPE = "qwen3-30b-a3b"
 STAGES = 4
@@ -60,16 +61,7 @@ def measure(  # noqa: C901 - one stage's step, read from top to bottom
 ) -> dict[str, Any]:
     """Run the stage's order and return its figures."""
     model = build(SHAPE, device=device, layers=layers)
-    digests: list[torch.Tensor] = []
-    recording = False
-
-    def drop(parameter: torch.Tensor) -> None:
-        if recording and parameter.grad is not None:
-            digests.append(torch.hash_tensor(parameter.grad))
-        parameter.grad = None
-
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(drop)
+    gradients = GradientSink(dict(trainable(model)))
     order = one_f_one_b_order(stage=0, stages=STAGES, microbatches=microbatches)
     swap = runner = plan = None
     if mode == "attention":
@@ -120,9 +112,10 @@ def measure(  # noqa: C901 - one stage's step, read from top to bottom
             times.append((time.perf_counter() - began) * 1e3)
     peak = torch.cuda.max_memory_allocated()
     stats = None if swap is None else swap.stats()
-    recording = True
+    gradients.begin()
     with determinism(enabled=True):
         step()
+    digest, _ = gradients.finish()
     return {
         "mode": mode,
         "tokens": tokens,
@@ -132,7 +125,7 @@ def measure(  # noqa: C901 - one stage's step, read from top to bottom
         "step_ms_min": min(times),
         "step_ms_max": max(times),
         "peak_bytes": peak,
-        "gradient_digest": hash(tuple(torch.stack(digests).view(torch.int64).tolist())),
+        "gradient_digest": digest,
         "groups_kept": None if plan is None else sum("ALL" in str(item) for item in plan),
         "offloaded_bytes": 0 if stats is None else stats.offloaded_bytes // steps,
         "reloaded_bytes": 0 if stats is None else stats.reloaded_bytes // steps,

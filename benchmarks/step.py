@@ -7,7 +7,6 @@ Gradients are applied by SGD inside backward and freed at once, so that the 30B 
 from __future__ import annotations
 
 import gc
-import hashlib
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from activation_swap.trainer.device import determinism, synchronize
+from benchmarks.gradients import digest
 from benchmarks.model import trainable
 from benchmarks.modes import Applied, NotRunError, apply
 from benchmarks.timeline import profile_step
@@ -193,7 +193,7 @@ def _digest_figures(loop: _Loop, optimizer: Sgd) -> dict[str, Any]:
         return {"gradient_digest": None}
     else:
         return {
-            "gradient_digest": _digest(optimizer.digests),
+            "gradient_digest": digest(optimizer.digests),
             "gradients": len(optimizer.digests),
         }
     finally:
@@ -241,11 +241,3 @@ def _swap_figures(applied: Applied, forwards: int) -> dict[str, Any]:
         "resident_bytes_peak": stats.resident_bytes_peak,
         "kept_bytes": kept,
     }
-
-
-def _digest(gradients: dict[str, torch.Tensor]) -> str:
-    names = sorted(gradients)
-    values = torch.stack([gradients[name].reshape(()) for name in names])
-    digest = hashlib.sha256("\n".join(names).encode())
-    digest.update(values.cpu().view(torch.int64).numpy().tobytes())
-    return digest.hexdigest()
