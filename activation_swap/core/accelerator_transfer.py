@@ -111,6 +111,11 @@ class AcceleratorTransfer:
         """Make ``stream`` wait for ``fence``."""
         stream.wait_event(fence.event)
 
+    def record_stream(self, tensors: Iterable[torch.Tensor], stream: torch.Stream) -> None:
+        """Tell the allocator that ``stream`` reads the tensors, too."""
+        for tensor in tensors:
+            tensor.record_stream(stream)
+
     def capturing(self) -> bool:
         """Whether the current stream is captured into a graph."""
         return self._capturing is not None and self._capturing()

@@ -199,8 +199,13 @@ class Engine:
                 group.copy.join()
                 group.copy = None
                 if current != group.stream:
-                    # The backward runs on another stream than the one that owns the memory.
+                    # The backward runs on another stream than the one that owns the memory: it
+                    # needs the copy, too, and the owner may reuse nothing before it has read it.
                     transfer.wait(current, fence)
+                    transfer.record_stream(
+                        [data for s in group.live_storages() if (data := s.reloaded) is not None],
+                        current,
+                    )
                 group.move_to(GroupState.RESIDENT)
 
     def begin_backward(self, group: Group) -> None:

@@ -73,6 +73,9 @@ class HostTransfer:
     def wait(self, stream: None, fence: Fence) -> None:
         """Do nothing: the copy is complete."""
 
+    def record_stream(self, tensors: Iterable[torch.Tensor], stream: None) -> None:
+        """Do nothing: memory is freed when its last reader is done."""
+
     def capturing(self) -> bool:
         """Return ``False``."""
         return False

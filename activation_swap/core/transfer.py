@@ -124,6 +124,12 @@ class Transfer(Protocol):
     def wait(self, stream: Any, fence: Fence) -> None:
         """Order what ``stream`` queues from now on after ``fence``."""
 
+    def record_stream(self, tensors: Iterable[torch.Tensor], stream: Any) -> None:
+        """Keep memory from reuse, once it is freed, until ``stream`` is done with what it has then.
+
+        For tensors that another stream reads than the one that owns them.
+        """
+
     def capturing(self) -> bool:
         """Whether the calling thread's compute stream is captured into a graph."""
 

@@ -69,6 +69,7 @@ class _Clocks:
 
     def __init__(self) -> None:
         self._of: dict[str, Clock] = {}
+        self._lent: list[tuple[Span, str]] = []
         self._fences: dict[tuple[str, int], Clock] = {}
 
     def advance(self, record: Record) -> Clock:
@@ -76,6 +77,10 @@ class _Clocks:
         clock = self._of.setdefault(record.stream, {})
         if record.operation is Operation.WAIT and record.fence is not None:
             self._join(clock, self._at(record.fence))
+        if record.operation is Operation.LEND:
+            self._lent += [(span, record.stream) for span in record.reads]
+        if record.operation is Operation.FREE:
+            clock = self._freed(record, clock)
         if record.operation in COPIES:
             self._join(clock, self._of.get(str(record.source), {}))
             for fence in record.after:
@@ -85,6 +90,14 @@ class _Clocks:
         if record.operation in COPIES and record.fence is not None:
             self._fences[record.fence.lane, record.fence.sequence] = now
         return now
+
+    def _freed(self, record: Record, clock: Clock) -> Clock:
+        """Return when a block may be used again; its stream itself waits for nothing."""
+        clock = dict(clock)
+        for span, stream in [lent for lent in self._lent if _overlap(record.writes, lent[:1])]:
+            self._join(clock, self._of.get(stream, {}))
+            self._lent.remove((span, stream))
+        return clock
 
     def _at(self, fence: Fence) -> Clock:
         return self._fences[fence.lane, fence.sequence]
@@ -96,11 +109,12 @@ class _Clocks:
 
 
 def races(log: Iterable[Record]) -> list[Race]:
-    """Return every pair of conflicting accesses, a copy among them, without an order.
+    """Return every pair of conflicting accesses, a copy or a free among them, without an order.
 
     A record comes before another if it is earlier on the same stream, or if fences lead from it
     to the other. A free is taken for a write to the whole block: whoever allocates next on that
-    stream may use it at once. An earlier compute on any stream is checked against a copy, too.
+    stream may use it at once, behind the streams that the block was lent to. An earlier compute
+    on any stream is checked against a copy, too, and against a free.
     """
     clocks = _Clocks()
     copies: list[_Access] = []
@@ -108,10 +122,10 @@ def races(log: Iterable[Record]) -> list[Race]:
     found = []
     for record in log:
         now = clocks.advance(record)
-        if record.operation is Operation.WAIT:
+        if record.operation in {Operation.WAIT, Operation.LEND}:
             continue
         is_copy = record.operation in COPIES
-        earlier = (*copies, *computes) if is_copy else copies
+        earlier = copies if record.operation is Operation.COMPUTE else (*copies, *computes)
         found += [
             Race(access.record, record)
             for access in earlier

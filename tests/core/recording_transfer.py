@@ -32,6 +32,8 @@ class Operation(Enum):
     """A launched batch of H2D copies."""
     WAIT = auto()
     """A compute stream that was ordered after a fence."""
+    LEND = auto()
+    """A device storage that another stream than its owner may read until it is freed."""
     FREE = auto()
     """A device storage that was given back to the allocator of its stream."""
 
@@ -134,6 +136,11 @@ class RecordingTransfer:
     def wait(self, stream: str, fence: Fence) -> None:
         """Record that ``stream`` was ordered after ``fence``."""
         self.log.append(Record(Operation.WAIT, stream, fence=fence))
+
+    def record_stream(self, tensors: Iterable[torch.Tensor], stream: str) -> None:
+        """Record that ``stream`` reads the tensors until they are freed."""
+        reads = tuple(span_of(tensor) for tensor in tensors)
+        self.log.append(Record(Operation.LEND, stream, reads=reads))
 
     def capturing(self) -> bool:
         """Return ``False``."""

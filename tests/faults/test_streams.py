@@ -116,6 +116,42 @@ def test_side_stream_and_changing_streams(accelerator: torch.device) -> None:
     assert difference(found, expected) is None
 
 
+def test_an_operation_of_an_attention_on_a_stream_of_its_own(accelerator: torch.device) -> None:
+    """Its backward runs there, too: it waits for the reload, and its reads hold the memory."""
+    plain, model = model_for(accelerator), model_for(accelerator)
+    side = torch.Stream(device=accelerator)
+    for one in (plain, model):
+        for layer in one.model.layers:
+            project = layer.self_attn.o_proj.forward
+
+            def beside(value: torch.Tensor, project: Any = project) -> torch.Tensor:
+                main = torch.accelerator.current_stream(accelerator)
+                side.wait_stream(main)
+                value.record_stream(side)
+                with side:
+                    result = project(value)
+                main.wait_stream(side)
+                result.record_stream(main)
+                return result
+
+            layer.self_attn.o_proj.forward = beside
+    lent = []
+
+    class Lends(Stalled):
+        def record_stream(self, tensors: Any, stream: torch.Stream) -> None:
+            lent.append(stream)
+            super().record_stream(tensors, stream)
+
+    expected = [step(plain, batch(plain, length=512, seed=s)) for s in range(4)]
+    policy = SwapPolicy(min_bytes=1)
+    links = slow_links(accelerator, policy, Lends)
+    with swapped(model, policy, links=links) as swap, poisoned(model):
+        found = [step(model, batch(model, length=512, seed=seed)) for seed in range(4)]
+        assert at_base(swap)
+    assert set(lent) == {side}
+    assert difference(found, expected) is None
+
+
 def test_dropped_graphs_give_their_memory_back_in_order(accelerator: torch.device) -> None:
     """Forwards whose graphs are thrown away with copies in flight, between real steps."""
     plain, model = model_for(accelerator), model_for(accelerator)
