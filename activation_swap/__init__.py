@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from activation_swap import errors
 from activation_swap._config import SwapPolicy, TrainingSetup
+from activation_swap._overlap import Overlap
 from activation_swap._registry import registry
 from activation_swap._stats import KeepReason, SwapStats
 from activation_swap._swap import Swap
@@ -13,6 +14,7 @@ from activation_swap.errors import ActivationSwapError
 __all__ = [
     "ActivationSwapError",
     "KeepReason",
+    "Overlap",
     "Swap",
     "SwapPolicy",
     "SwapStats",

@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
 
+from activation_swap._overlap import Overlap
 from activation_swap._stats import SwapStats
 from activation_swap._verbs import GroupVerbs, IdleVerbs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["Installation", "Swap"]
 
@@ -21,6 +26,13 @@ class Installation(Protocol):
     @property
     def groups(self) -> GroupVerbs:
         """The verbs of a pipeline scheduler, for chunks keyed by (stage, microbatch)."""
+
+    @property
+    def overlap(self) -> Overlap | None:
+        """What takes the waits of compute in, or ``None`` while nobody measures."""
+
+    @overlap.setter
+    def overlap(self, overlap: Overlap | None) -> None: ...
 
     def describe(self) -> str:
         """What ``repr`` says of it."""
@@ -67,6 +79,37 @@ class Swap:
         """Start the counters anew."""
         if self._installation is not None:
             self._installation.reset_stats()
+
+    @contextmanager
+    def measure_overlap(self) -> Iterator[Overlap]:
+        """Measure, during a ``with`` block of training steps, how far copies hide behind compute.
+
+        It costs two events per copied group, changes nothing, and needs no synchronisation until
+        the result is read. Steps that warm up belong before it::
+
+            with swap.measure_overlap() as overlap:
+                for _ in range(3):
+                    train_step()
+            if overlap.fraction < 1:
+                swap.remove()
+                policy = SwapPolicy(fraction=overlap.fraction)
+                swap = registry.apply("attention", model, policy=policy)
+
+        Of nested blocks the inner one measures. On an inactive swap nothing is seen.
+
+        Yields:
+            What was seen so far; it may be read after the block, too.
+        """
+        overlap = Overlap()
+        installation = self._installation
+        if installation is None:
+            yield overlap
+            return
+        outer, installation.overlap = installation.overlap, overlap
+        try:
+            yield overlap
+        finally:
+            installation.overlap = outer
 
     def attach(self, schedule: Any) -> None:
         """Follow a ``torch.distributed.pipelining`` schedule, under ``pp_size > 1``.

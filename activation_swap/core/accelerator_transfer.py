@@ -13,6 +13,7 @@ from activation_swap.core.transfer import Fence, pair
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from activation_swap._overlap import Overlap
     from activation_swap.core.transfer import Move
 
 __all__ = ["AcceleratorTransfer"]
@@ -27,6 +28,7 @@ class AcceleratorTransfer:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.overlap: Overlap | None = None
         self._index = device.index
         self._d2h_stream = torch.Stream(device=device)
         self._h2d_stream = torch.Stream(device=device)
@@ -109,7 +111,14 @@ class AcceleratorTransfer:
 
     def wait(self, stream: torch.Stream, fence: Fence) -> None:
         """Make ``stream`` wait for ``fence``."""
+        overlap = self.overlap
+        if overlap is None:
+            stream.wait_event(fence.event)
+            return
+        before = stream.record_event(torch.Event(self.device, enable_timing=True))
         stream.wait_event(fence.event)
+        after = stream.record_event(torch.Event(self.device, enable_timing=True))
+        overlap.add(fence.lane, stream=stream, before=before, after=after)
 
     def record_stream(self, tensors: Iterable[torch.Tensor], stream: torch.Stream) -> None:
         """Tell the allocator that ``stream`` reads the tensors, too."""

@@ -15,6 +15,7 @@ from activation_swap.core.transfer import Fence, pair
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from activation_swap._overlap import Overlap
     from activation_swap.core.transfer import Move
 
 __all__ = ["HostTransfer"]
@@ -29,6 +30,7 @@ class HostTransfer:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.overlap: Overlap | None = None
         self._sequence = count()
 
     def compute_stream(self) -> None:

@@ -11,7 +11,7 @@ from activation_swap.core.chunks import Chunks
 from activation_swap.core.engine import Engine
 from activation_swap.core.hooked_site import HookedSite
 from activation_swap.core.hooks import AfterAttention, BeforeAttention, InertHook
-from activation_swap.core.layer_chain import LayerChain
+from activation_swap.core.layer_chain import LayerChain, window_of
 from activation_swap.core.link import Links
 from activation_swap.core.torch_private import drop_forward_hooks, forward_pre_hooks
 from activation_swap.errors import Reason
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from activation_swap._overlap import Overlap
     from activation_swap._stats import SwapStats
     from activation_swap._swap import Swap
     from activation_swap.core.schedule.torch_pipelining import Attachment
@@ -55,7 +56,10 @@ class InstalledSwap:
             order = self._chunks = Chunks(self._engine, self.sites)
         else:
             order = LayerChain(
-                self._engine, last=len(self.sites) - 1, keep_last=plan.policy.keep_last
+                self._engine,
+                last=len(self.sites) - 1,
+                keep_last=plan.policy.keep_last,
+                window=window_of(plan.policy.fraction),
             )
         self._calls = AttentionCalls(
             self.sites,
@@ -105,6 +109,15 @@ class InstalledSwap:
     def reset_stats(self) -> None:
         """Start the counters anew."""
         self._engine.reset_stats()
+
+    @property
+    def overlap(self) -> Overlap | None:
+        """What takes the waits of compute in, or ``None`` while nobody measures."""
+        return self._links.overlap
+
+    @overlap.setter
+    def overlap(self, overlap: Overlap | None) -> None:
+        self._links.overlap = overlap
 
     @property
     def groups(self) -> Chunks:

@@ -11,16 +11,29 @@ from weakref import ref
 from activation_swap._stats import KeepReason
 from activation_swap.core.group import GroupState
 from activation_swap.core.nothing_moved import NothingMoved
+from activation_swap.core.swap_plan import share_of
 
 if TYPE_CHECKING:
     from activation_swap.core.engine import Engine
     from activation_swap.core.group import Group
 
-__all__ = ["WINDOW", "LayerChain"]
+__all__ = ["LayerChain", "window_of"]
 
-WINDOW = 1
-"""Groups whose copies may still run when the next one's begins. Two or three make no step faster
-(measured on an H200 at 7,168 tokens), and each costs the memory of a group."""
+
+def window_of(fraction: float) -> int:
+    """Return how many groups may still be copied when the next attention that moves ends.
+
+    One where every n-th attention moves: two or three make no step faster (measured on an H200 at
+    7,168 tokens), and each costs the memory of a group during the forward.
+
+    Two where gaps of n and n + 1 layers alternate, as for a fraction of 0.7: with one, a copy must
+    fit into the shorter gap; with two, two of them into both. With copies as long as the gaps are
+    on average, that is enough: any m + 1 gaps of an even spread take the time of m copies at least.
+
+    Args:
+        fraction: See :class:`~activation_swap.SwapPolicy`.
+    """
+    return 1 if share_of(fraction).numerator == 1 else 2
 
 
 class _Position(threading.local):
@@ -36,7 +49,7 @@ class _Position(threading.local):
 class LayerChain:
     """Offloads each attention's group at its end, and releases the one before.
 
-    Releasing :data:`WINDOW` groups later gives the copy the time of one layer to finish beside
+    Releasing a group when the next one ends gives the copy the time of one layer to finish beside
     compute, and bounds the forward's device memory to two groups. The last group of the model
     stays: its backward is next.
 
@@ -44,12 +57,14 @@ class LayerChain:
         engine: What moves the groups.
         last: Index of the last attention.
         keep_last: Whether its group stays on the device.
+        window: See :func:`window_of`.
     """
 
-    def __init__(self, engine: Engine, *, last: int, keep_last: bool) -> None:
+    def __init__(self, engine: Engine, *, last: int, keep_last: bool, window: int = 1) -> None:
         self._engine = engine
         self._last = last
         self._keep_last = keep_last
+        self._window = window
         self._position = _Position()
         self._nothing_moved = NothingMoved(engine)
 
@@ -74,11 +89,11 @@ class LayerChain:
         return KeepReason.LAST if self._keep_last and group.index == self._last else None
 
     def sealed(self, group: Group) -> None:
-        """Release the group :data:`WINDOW` before this one, behind its copy."""
+        """Release the group that is a window before this one, behind its copy."""
         position = self._position
         last = group.index == self._last
         # The peak of a step comes after the last attention: by then everything is released.
-        self._release(position.offloading, keep=0 if last else WINDOW - 1)
+        self._release(position.offloading, keep=0 if last else self._window - 1)
         if group.storages:
             # A group without any is gone at once: the next one continues from the one before.
             position.group = ref(group)

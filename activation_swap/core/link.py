@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from activation_swap._config import SwapPolicy
+    from activation_swap._overlap import Overlap
     from activation_swap.core.transfer import Transfer
 
 __all__ = ["Link", "Links", "transfer_for"]
@@ -53,12 +54,14 @@ class Links:
         self._make_transfer = make_transfer
         self._system_headroom = system_headroom
         self._links: dict[torch.device, Link] = {}
+        self._overlap: Overlap | None = None
 
     def of(self, device: torch.device) -> Link:
         """Return the link of ``device``."""
         link = self._links.get(device)
         if link is None:
             transfer = self._make_transfer(device)
+            transfer.overlap = self._overlap
             pool = PinnedPool(
                 transfer.allocate_slab,
                 slab_bytes=self._policy.slab_bytes,
@@ -67,6 +70,17 @@ class Links:
             # Two threads may both get here: the first one's link is the one that stays.
             link = self._links.setdefault(device, Link(transfer=transfer, pool=pool))
         return link
+
+    @property
+    def overlap(self) -> Overlap | None:
+        """What takes the waits of compute in, on every device; ``None`` while nobody measures."""
+        return self._overlap
+
+    @overlap.setter
+    def overlap(self, overlap: Overlap | None) -> None:
+        self._overlap = overlap
+        for link in self._all():
+            link.transfer.overlap = overlap
 
     @property
     def bytes_in_use(self) -> int:

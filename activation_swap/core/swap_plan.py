@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from activation_swap._site import Site
 
-__all__ = ["SwapPlan", "spread"]
+__all__ = ["SwapPlan", "share_of", "spread"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,6 +36,11 @@ class SwapPlan:
         return spread([site.stage for site in self.sites], self.policy.fraction)
 
 
+def share_of(fraction: float) -> Fraction:
+    """Return a fraction exactly: 0.1 of 10 is 1 then, and not 0 for want of a last digit."""
+    return Fraction(fraction).limit_denominator(1000)
+
+
 def spread(stages: Sequence[int], fraction: float) -> frozenset[int]:
     """Select ``fraction`` of a rank's attentions, spread evenly.
 
@@ -49,8 +54,7 @@ def spread(stages: Sequence[int], fraction: float) -> frozenset[int]:
     Returns:
         Indices into ``stages``.
     """
-    # Exact, so that 0.1 of 10 sites is one of them, and not none for want of a last digit.
-    share = Fraction(fraction).limit_denominator(1000)
+    share = share_of(fraction)
     last = {stage: index for index, stage in enumerate(stages)}
     return frozenset(last.values()) | {
         index for index in range(len(stages)) if (index + 1) * share // 1 > index * share // 1

@@ -10,6 +10,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from activation_swap._overlap import Overlap
+
 __all__ = ["Copy", "Fence", "Move", "Transfer", "merge_fences", "pair"]
 
 
@@ -75,9 +77,15 @@ def merge_fences(first: tuple[Fence, ...], second: tuple[Fence, ...]) -> tuple[F
 
 
 class Transfer(Protocol):
-    """Copies on one device. All methods are asynchronous for the caller."""
+    """Copies on one device. All methods are asynchronous for the caller.
+
+    Attributes:
+        device: The device.
+        overlap: What takes the waits of compute in while somebody measures, else ``None``.
+    """
 
     device: torch.device
+    overlap: Overlap | None
 
     def compute_stream(self) -> Any:
         """Return the stream that the calling thread computes on now."""

@@ -73,6 +73,10 @@ class Measurement:
         resident_saved_bytes_peak: Largest device bytes of eligible saved tensors at one time.
             For ``none`` counted in one more step, under a policy that keeps all of them.
         stats: The swap's counters over the timed steps; ``None`` when out of memory.
+        waited_seconds: What compute waited for copies in a warm-up step; ``None`` where nothing
+            moved, or no device could tell.
+        hiding_fraction: The part of what moved whose copies would have hidden behind compute, as
+            :class:`~activation_swap.Overlap` finds it; likewise.
     """
 
     mode: Mode
@@ -84,6 +88,8 @@ class Measurement:
     peak_device_bytes: int | None = None
     resident_saved_bytes_peak: int | None = None
     stats: SwapStats | None = None
+    waited_seconds: float | None = None
+    hiding_fraction: float | None = None
 
 
 class MeasuredTrainer(Protocol):
@@ -165,13 +171,16 @@ def measure_steps(
         gradients.append(digest.finish())
     trainer.optimizer.observer = None
     del digest
-    for _ in range(config.compare.warmup_steps):
-        step()
+    # Not in the timed steps: its events cost some time of their own.
+    with trainer.swap.measure_overlap() as overlap:
+        for _ in range(config.compare.warmup_steps):
+            step()
     trainer.swap.reset_stats()
     reset_peak_device_bytes(trainer.device)
     seconds = tuple(step() for _ in range(config.compare.timed_steps))
     peak = peak_device_bytes(trainer.device)
     stats = trainer.swap.stats()
+    seen = overlap.compute_ms > 0
     return Measurement(
         mode=mode,
         device=_device_name(trainer.device),
@@ -181,6 +190,8 @@ def measure_steps(
         peak_device_bytes=peak,
         resident_saved_bytes_peak=stats.resident_bytes_peak,
         stats=stats,
+        waited_seconds=overlap.waited_ms / 1e3 / config.compare.warmup_steps if seen else None,
+        hiding_fraction=overlap.fraction if seen else None,
     )
 
 

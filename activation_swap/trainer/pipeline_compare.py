@@ -43,6 +43,8 @@ class RankReport:
         reloaded_bytes: Crossed it back.
         reload_misses: Groups that no prefetch had reloaded in time.
         late_releases: Groups whose backward began before their memory was given up.
+        waited_seconds: What compute waited for copies in a step; ``None`` where no device tells.
+        hiding_fraction: The ``SwapPolicy.fraction`` at which it would not wait; likewise.
         resident_saved_bytes_peak: Largest device bytes of eligible saved tensors, with the swap.
         host_bytes_reserved: Pinned host memory at the end.
         step_seconds: Median step by mode.
@@ -59,6 +61,8 @@ class RankReport:
     reloaded_bytes: int
     reload_misses: int
     late_releases: int
+    waited_seconds: float | None
+    hiding_fraction: float | None
     resident_saved_bytes_peak: int | None
     host_bytes_reserved: int
     step_seconds: dict[Mode, float]
@@ -159,6 +163,8 @@ def _rank_report(
         reloaded_bytes=stats.reloaded_bytes,
         reload_misses=stats.reload_misses,
         late_releases=stats.late_releases,
+        waited_seconds=swapped.waited_seconds,
+        hiding_fraction=swapped.hiding_fraction,
         resident_saved_bytes_peak=swapped.resident_saved_bytes_peak,
         host_bytes_reserved=stats.host_bytes_reserved,
         step_seconds={

@@ -29,6 +29,8 @@ def table(report: Report) -> list[tuple[str, str, str]]:
         ("reloaded per step", lambda mode: _bytes(mode.reloaded_bytes_per_step)),
         ("D2H per step at the probed rate", lambda mode: _seconds(mode.d2h_seconds_per_step)),
         ("H2D per step at the probed rate", lambda mode: _seconds(mode.h2d_seconds_per_step)),
+        ("compute waited for copies", lambda mode: _seconds(mode.waited_seconds_per_step)),
+        ("fraction whose copies hide", lambda mode: _part(mode.hiding_fraction)),
         ("pinned host memory", lambda mode: _bytes(mode.host_bytes_reserved)),
         ("reload misses", lambda mode: str(mode.reload_misses)),
         ("late releases", lambda mode: str(mode.late_releases)),
@@ -112,6 +114,10 @@ def _bytes(value: float | None) -> str:
 
 def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value * 1e3:.1f} ms"
+
+
+def _part(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _step_time(times: StepTime | None) -> str:

@@ -38,6 +38,8 @@ class ModeReport:
         reloaded_bytes_per_step: The same per step.
         d2h_seconds_per_step: ``offloaded_bytes_per_step`` at the probed rate.
         h2d_seconds_per_step: ``reloaded_bytes_per_step`` at the probed rate.
+        waited_seconds_per_step: What compute waited for copies; ``None`` where no device tells.
+        hiding_fraction: The ``SwapPolicy.fraction`` at which it would not wait; likewise.
         saved_bytes: Device bytes given up in the timed steps.
         host_bytes_reserved: Pinned host memory reserved at the end.
         reload_misses: Groups that no prefetch had reloaded in time.
@@ -55,6 +57,8 @@ class ModeReport:
     reloaded_bytes_per_step: float = 0.0
     d2h_seconds_per_step: float | None = None
     h2d_seconds_per_step: float | None = None
+    waited_seconds_per_step: float | None = None
+    hiding_fraction: float | None = None
     saved_bytes: int = 0
     host_bytes_reserved: int = 0
     reload_misses: int = 0
@@ -200,6 +204,8 @@ def _mode(measured: Measurement, *, link: LinkRates | None, steps: int) -> ModeR
         reloaded_bytes_per_step=back,
         d2h_seconds_per_step=None if link is None else out / link.d2h,
         h2d_seconds_per_step=None if link is None else back / link.h2d,
+        waited_seconds_per_step=measured.waited_seconds,
+        hiding_fraction=measured.hiding_fraction,
         saved_bytes=stats.saved_bytes,
         host_bytes_reserved=stats.host_bytes_reserved,
         reload_misses=stats.reload_misses,

@@ -29,6 +29,7 @@ def test_names_of_the_package() -> None:
     assert activation_swap.__all__ == [
         "ActivationSwapError",
         "KeepReason",
+        "Overlap",
         "Swap",
         "SwapPolicy",
         "SwapStats",
@@ -161,7 +162,15 @@ def test_fields_of_the_stats() -> None:
 def test_what_a_swap_offers() -> None:
     offered = {name for name in vars(Swap) if not name.startswith("_")}
 
-    assert offered == {"active", "attach", "groups", "remove", "reset_stats", "stats"}
+    assert offered == {
+        "active",
+        "attach",
+        "groups",
+        "measure_overlap",
+        "remove",
+        "reset_stats",
+        "stats",
+    }
 
 
 def test_what_adapters_and_schedulers_implement_or_use() -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from activation_swap._overlap import Overlap
     from activation_swap.core.transfer import Fence, Move
 
 __all__ = ["Operation", "Record", "RecordingTransfer", "Span", "span_of"]
@@ -89,6 +90,7 @@ class RecordingTransfer:
 
     def __init__(self, device: torch.device, log: list[Record]) -> None:
         self.device = device
+        self.overlap: Overlap | None = None
         self.log = log
         self.copying = False
         self._host = HostTransfer(device)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from activation_swap import SwapPolicy
+from activation_swap import Swap, SwapPolicy
 from activation_swap.core import engine as engine_module
 from activation_swap.core.transfer import Copy
 from tests.faults.harness import (
@@ -116,6 +116,23 @@ def test_side_stream_and_changing_streams(accelerator: torch.device) -> None:
     assert difference(found, expected) is None
 
 
+def test_waits_of_stalled_copies_are_measured(accelerator: torch.device) -> None:
+    """Each copy starts half a millisecond late: compute waits, and less would hide."""
+    model = model_for(accelerator)
+    policy = SwapPolicy(min_bytes=1)
+    ids = batch(model, length=512)
+    with swapped(model, policy, links=slow_links(accelerator, policy)) as swap:
+        step(model, ids)
+        with Swap(swap).measure_overlap() as overlap:
+            step(model, ids)
+        assert swap.overlap is None
+        torch.accelerator.synchronize(accelerator)
+    # Seven groups move, each way; of each direction's waits all but the first are seen.
+    assert overlap.waited_ms > 2.0
+    assert overlap.compute_ms > 0.0
+    assert 0.0 < overlap.fraction < 1.0
+
+
 def test_an_operation_of_an_attention_on_a_stream_of_its_own(accelerator: torch.device) -> None:
     """Its backward runs there, too: it waits for the reload, and its reads hold the memory."""
     plain, model = model_for(accelerator), model_for(accelerator)
@@ -193,7 +210,9 @@ def test_the_stress_finds_what_it_is_for(
     accelerator: torch.device, monkeypatch: pytest.MonkeyPatch, defect: str
 ) -> None:
     """Known defects of other engines, put into this one, change the gradients."""
-    plain, model = model_for(accelerator), model_for(accelerator)
+    # Dense: garbage must not be taken for the number of an expert, which would end the process.
+    dense = {"mlp_only_layers": list(range(8))}
+    plain, model = model_for(accelerator, **dense), model_for(accelerator, **dense)
     batches = [batch(plain, length=512, seed=seed) for seed in range(4)]
     expected = [step(plain, ids) for ids in batches]
     kinds = {"never waits": NeverWaits, "waits on itself": WaitsOnItself}

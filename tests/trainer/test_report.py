@@ -112,6 +112,17 @@ def test_out_of_memory_is_a_result(
     plot_report(made, tmp_path / "report.png")
 
 
+def test_waits_are_told_where_a_device_measured_them() -> None:
+    unseen = report()
+    assert unseen.modes["attention"].hiding_fraction is None
+    assert "| fraction whose copies hide | - | - |" in markdown(unseen)
+
+    seen = report(swapped=replace(ATTENTION, waited_seconds=0.0125, hiding_fraction=0.834))
+    assert seen.modes["attention"].waited_seconds_per_step == 0.0125
+    assert "| compute waited for copies | - | 12.5 ms |" in markdown(seen)
+    assert "| fraction whose copies hide | - | 0.83 |" in markdown(seen)
+
+
 def test_bytes_per_step_and_times_at_the_probed_rate() -> None:
     mode = report(link=LINK).modes["attention"]
     assert (mode.offloaded_bytes, mode.offloaded_bytes_per_step) == (400, 100)
