@@ -117,11 +117,13 @@ def test_side_stream_and_changing_streams(accelerator: torch.device) -> None:
 
 
 def test_waits_of_stalled_copies_are_measured(accelerator: torch.device) -> None:
-    """Each copy starts half a millisecond late: compute waits, and less would hide."""
+    """Each copy starts a millisecond late: compute waits, and less would hide."""
     model = model_for(accelerator)
     policy = SwapPolicy(min_bytes=1)
     ids = batch(model, length=512)
-    with swapped(model, policy, links=slow_links(accelerator, policy)) as swap:
+    links = slow_links(accelerator, policy)
+    # A host that falls behind would hide the copies behind its own pauses.
+    with swapped(model, policy, links=links) as swap, queued_ahead(model, HALF_A_SECOND):
         step(model, ids)
         with Swap(swap).measure_overlap() as overlap:
             step(model, ids)
