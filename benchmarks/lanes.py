@@ -38,7 +38,7 @@ def lanes_of(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _lanes_of_streams(events: Iterable[dict[str, Any]]) -> dict[Any, str]:
-    """Tell the streams apart: narrowing and widening kernels run on the copies' own streams."""
+    """Tell the streams apart: kernels may run on the streams of copies, as those of peers do."""
     streams: dict[Any, Counter[str]] = {}
     for event in events:
         kind = "compute" if event["cat"] == "kernel" else _direction(event)

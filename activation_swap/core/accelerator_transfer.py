@@ -102,8 +102,6 @@ class AcceleratorTransfer:
             if fence.lane != self._h2d_lane:
                 h2d.wait_event(fence.event)
         with h2d:
-            # Widening runs on this stream, too: beside compute, not before it. What it needs is
-            # allocated, read and freed here, in order.
             hosts, devices = pair(moves)
             copy_all(devices, hosts)
         self._h2d_sequence += 1
@@ -119,6 +117,10 @@ class AcceleratorTransfer:
         stream.wait_event(fence.event)
         after = stream.record_event(torch.Event(self.device, enable_timing=True))
         overlap.add(fence.lane, stream=stream, before=before, after=after)
+
+    def follow(self, stream: torch.Stream, other: torch.Stream) -> None:
+        """Make ``stream`` wait for ``other``."""
+        stream.wait_stream(other)
 
     def record_stream(self, tensors: Iterable[torch.Tensor], stream: torch.Stream) -> None:
         """Tell the allocator that ``stream`` reads the tensors, too."""

@@ -169,7 +169,7 @@ class Engine:
         with transfer.on(group.stream):
             targets = [
                 torch.empty_strided(
-                    storage.size, storage.stride, dtype=storage.dtype, device=device
+                    storage.size, storage.stride, dtype=storage.link_dtype, device=device
                 )
                 for storage in storages
             ]
@@ -195,17 +195,22 @@ class Engine:
             if group.state is GroupState.RELOADING and group.copy is not None:
                 transfer = group.link.transfer
                 current = transfer.compute_stream()
-                fence = group.copy.fence
                 group.copy.join()
-                group.copy = None
+                storages = group.live_storages()
+                # Widened on the compute stream: on the transfer stream, behind a copy, the kernels
+                # would hold compute's up for many times as long as they run.
+                with transfer.on(group.stream):
+                    for storage in storages:
+                        if storage.narrow:
+                            storage.widen()
                 if current != group.stream:
                     # The backward runs on another stream than the one that owns the memory: it
-                    # needs the copy, too, and the owner may reuse nothing before it has read it.
-                    transfer.wait(current, fence)
+                    # needs the data, too, and the owner may reuse nothing before it has read it.
+                    transfer.follow(current, group.stream)
                     transfer.record_stream(
-                        [data for s in group.live_storages() if (data := s.reloaded) is not None],
-                        current,
+                        [data for s in storages if (data := s.reloaded) is not None], current
                     )
+                group.copy = None
                 group.move_to(GroupState.RESIDENT)
 
     def begin_backward(self, group: Group) -> None:

@@ -75,6 +75,9 @@ class HostTransfer:
     def wait(self, stream: None, fence: Fence) -> None:
         """Do nothing: the copy is complete."""
 
+    def follow(self, stream: None, other: None) -> None:
+        """Do nothing: a CPU has no streams."""
+
     def record_stream(self, tensors: Iterable[torch.Tensor], stream: None) -> None:
         """Do nothing: memory is freed when its last reader is done."""
 

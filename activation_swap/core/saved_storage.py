@@ -41,7 +41,8 @@ class SavedStorage:
             device, ``None`` once it was given up. An alias, never the saved tensor: a node's own
             output would keep its graph alive for good. Autograd stops comparing versions once
             hooks are on, so that the handles do.
-        reloaded: The data that came back, in the form; ``None`` before.
+        reloaded: The data that came back, in the form; ``None`` before. As it crossed the link
+            until :meth:`widen`.
         host: Its host bytes while they hold the data, see ``Move.host``.
     """
 
@@ -90,6 +91,12 @@ class SavedStorage:
         if alias.dtype is self.dtype:
             return alias.as_strided(self.size, self.stride, 0)
         return torch.empty(0, dtype=self.dtype, device=alias.device).set_(alias.untyped_storage())
+
+    def widen(self) -> None:
+        """Give what came back narrow its own dtype: exact, a shift by 16 bits. Repeatable."""
+        data = self.reloaded
+        if data is not None and data.dtype is not self.dtype:
+            self.reloaded = data.to(self.dtype)
 
 
 @lru_cache(maxsize=1024)

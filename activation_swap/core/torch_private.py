@@ -164,8 +164,7 @@ def current_stream(device_index: int) -> torch.Stream:
 def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """Copy each source to its target without blocking: one call from Python (2.1+).
 
-    Where layout or dtype differ, the device's side makes a contiguous tensor of the right dtype on
-    the current stream.
+    They are equal in dtype, size and stride, so that each is one copy of bytes and no kernel.
     """
     if targets:
         torch._foreach_copy_(targets, sources, non_blocking=True)

@@ -18,10 +18,9 @@ __all__ = ["Copy", "Fence", "Move", "Transfer", "merge_fences", "pair"]
 Move = tuple[torch.Tensor, tuple[torch.Tensor, ...]]
 """One storage's way over the link, in either direction: (device, host).
 
-``device`` is all of the storage on the device; on the way out what travels of it. ``host`` is one
-tensor of the same size and stride, or several flat ones where its bytes are cut over pieces. Its
-dtype is that of ``device``, or bf16 for a fp32 storage that comes back from its upper halves: a
-copy from bf16 to fp32 widens on the device, and is exact, a shift by 16 bits.
+``device`` is what travels of the storage: all of it, or the upper halves of fp32 as bf16. ``host``
+is one tensor of the same dtype, size and stride, or several flat ones where its bytes are cut over
+pieces.
 
 A plain tuple: some twenty are made for each attention.
 """
@@ -131,6 +130,9 @@ class Transfer(Protocol):
 
     def wait(self, stream: Any, fence: Fence) -> None:
         """Order what ``stream`` queues from now on after ``fence``."""
+
+    def follow(self, stream: Any, other: Any) -> None:
+        """Order what ``stream`` queues from now on after what ``other`` has queued so far."""
 
     def record_stream(self, tensors: Iterable[torch.Tensor], stream: Any) -> None:
         """Keep memory from reuse, once it is freed, until ``stream`` is done with what it has then.

@@ -77,6 +77,8 @@ class _Clocks:
         clock = self._of.setdefault(record.stream, {})
         if record.operation is Operation.WAIT and record.fence is not None:
             self._join(clock, self._at(record.fence))
+        if record.operation is Operation.FOLLOW:
+            self._join(clock, self._of.get(str(record.source), {}))
         if record.operation is Operation.LEND:
             self._lent += [(span, record.stream) for span in record.reads]
         if record.operation is Operation.FREE:
@@ -122,7 +124,7 @@ def races(log: Iterable[Record]) -> list[Race]:
     found = []
     for record in log:
         now = clocks.advance(record)
-        if record.operation in {Operation.WAIT, Operation.LEND}:
+        if record.operation in {Operation.WAIT, Operation.FOLLOW, Operation.LEND}:
             continue
         is_copy = record.operation in COPIES
         earlier = copies if record.operation is Operation.COMPUTE else (*copies, *computes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,6 +33,8 @@ class Operation(Enum):
     """A launched batch of H2D copies."""
     WAIT = auto()
     """A compute stream that was ordered after a fence."""
+    FOLLOW = auto()
+    """A compute stream that was ordered after what another one, ``source``, has queued."""
     LEND = auto()
     """A device storage that another stream than its owner may read until it is freed."""
     FREE = auto()
@@ -94,15 +96,21 @@ class RecordingTransfer:
         self.log = log
         self.copying = False
         self._host = HostTransfer(device)
+        self._current: str | None = None
         self._watched: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def compute_stream(self) -> str:
         """Return a name: each thread computes on a stream of its own."""
-        return f"compute:{threading.current_thread().name}"
+        return self._current or f"compute:{threading.current_thread().name}"
 
-    def on(self, stream: str) -> nullcontext[None]:  # noqa: ARG002 - protocol
-        """Return an empty context."""
-        return nullcontext()
+    @contextmanager
+    def on(self, stream: str) -> Iterator[None]:
+        """Return a context in which ``stream`` is the current one."""
+        outer, self._current = self._current, stream
+        try:
+            yield
+        finally:
+            self._current = outer
 
     def allocate_slab(self, nbytes: int) -> torch.Tensor:
         """Return ``uint8[nbytes]`` of pageable memory."""
@@ -138,6 +146,10 @@ class RecordingTransfer:
     def wait(self, stream: str, fence: Fence) -> None:
         """Record that ``stream`` was ordered after ``fence``."""
         self.log.append(Record(Operation.WAIT, stream, fence=fence))
+
+    def follow(self, stream: str, other: str) -> None:
+        """Record that ``stream`` was ordered after ``other``."""
+        self.log.append(Record(Operation.FOLLOW, stream, source=other))
 
     def record_stream(self, tensors: Iterable[torch.Tensor], stream: str) -> None:
         """Record that ``stream`` reads the tensors until they are freed."""

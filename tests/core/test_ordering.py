@@ -145,6 +145,33 @@ def test_every_copy_says_what_it_waits_for() -> None:
         assert waits[0].stream == "compute:MainThread"
 
 
+def test_every_copy_is_of_bytes_alone() -> None:
+    """A kernel on a transfer stream, behind a copy, stops compute for longer than it runs."""
+    moves: list[Any] = []
+
+    class Notes(RecordingTransfer):
+        def offload(self, moved: Any, *, stream: Any, after: Any) -> Fence:
+            moves.extend(moved)
+            return super().offload(moved, stream=stream, after=after)
+
+        def reload(self, moved: Any, *, stream: Any, after: Any) -> Fence:
+            moves.extend(moved)
+            return super().reload(moved, stream=stream, after=after)
+
+    watched(one_step, repeat=1, kind=Notes)
+    whole = [(device, host[0]) for device, host in moves if len(host) == 1]
+    assert whole
+    for device, host in whole:
+        assert (device.dtype, device.size(), device.stride()) == (
+            host.dtype,
+            host.size(),
+            host.stride(),
+        )
+    for device, host in moves:
+        assert {piece.dtype for piece in host} == {device.dtype}
+        assert sum(piece.nbytes for piece in host) == device.nbytes
+
+
 def test_device_memory_is_freed_behind_the_wait_alone() -> None:
     tape = watched(one_step, repeat=1)
     log = tape.log
@@ -225,7 +252,7 @@ def test_the_proof_finds_a_pool_that_forgets_the_last_reader(
 
 
 def test_backward_in_another_thread_is_ordered() -> None:
-    """The forward's stream owns the memory; the stream that computes waits as well."""
+    """The forward's stream owns the memory; the stream that computes follows it."""
     model = build()
     tape = recording(SMALL)
     with swapped(model, SMALL, links=tape.links):
@@ -240,7 +267,9 @@ def test_backward_in_another_thread_is_ordered() -> None:
         worker.start()
         worker.join()
     waited = {record.stream for record in tape.log if record.operation is Operation.WAIT}
-    assert waited == {"compute:MainThread", "compute:worker"}
+    assert waited == {"compute:MainThread"}
+    follows = [(r.stream, r.source) for r in tape.log if r.operation is Operation.FOLLOW]
+    assert follows == [("compute:worker", "compute:MainThread")] * 2
     reloads = [record for record in tape.log if record.operation is Operation.RELOAD]
     assert {record.source for record in reloads} == {"compute:MainThread"}
     # Between kernels and copies of two streams, memory is shared here, which no accelerator does.
