@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from math import ceil
+from statistics import median
 from typing import Any, NamedTuple
 
 __all__ = ["Overlap"]
@@ -19,9 +20,9 @@ class _Wait(NamedTuple):
 class Overlap:
     """What :meth:`~activation_swap.Swap.measure_overlap` has seen of the waits of compute.
 
-    Every attention makes compute wait for the copies of another one. The time from one such wait
-    to the next is what copies can hide behind; the time in a wait is what was left of them. Both
-    are the device's own, from events on the compute stream. Reading them waits for the device.
+    Every group that moves makes compute wait for its copies, out and back. The time from one such
+    wait to the next is what copies can hide behind; the time in a wait is what was left of them.
+    Both are the device's own, from events on the compute stream. Reading them waits for the device.
     """
 
     def __init__(self) -> None:
@@ -29,7 +30,7 @@ class Overlap:
 
     def __repr__(self) -> str:
         return (
-            f"Overlap(compute_ms={self.compute_ms:.1f}, waited_ms={self.waited_ms:.1f}, "
+            f"Overlap(waits={self.waits}, waited_ms={self.waited_ms:.1f}, "
             f"fraction={self.fraction:.2f})"
         )
 
@@ -45,40 +46,48 @@ class Overlap:
         self._waits.append(_Wait(lane, stream, before, after))
 
     @property
-    def compute_ms(self) -> float:
-        """Milliseconds from wait to wait, forward and backward together; 0 on a CPU."""
-        return sum(compute for compute, _ in self._lanes().values())
+    def waits(self) -> int:
+        """How many waits were seen; 0 on a CPU, and where nothing moved."""
+        return len(self._waits)
 
     @property
     def waited_ms(self) -> float:
-        """Milliseconds that compute waited for copies, likewise."""
-        return sum(waited for _, waited in self._lanes().values())
+        """Milliseconds that compute waited for copies, of all of them together."""
+        return sum(map(_length, list(self._waits)))
 
     @property
     def fraction(self) -> float:
-        """The part of what moved whose copies would have hidden: 1 where compute never waited.
+        """The part of what moved whose copies would have hidden, rounded up to a hundredth.
 
-        In the direction that hides less. Times the ``SwapPolicy.fraction`` of the measured swap
-        it is the one that costs no waiting. Copies follow each other on the link, so that
-        waiting falls by as much as the copies take less time, until none is left.
+        Of the median wait and the median time between two, in the direction that hides less: where
+        a layer's copies take longer than its compute, that is compute over copies. 1 where compute
+        hardly waits, and where nothing was seen. Times the ``SwapPolicy.fraction`` of the measured
+        swap it is the one under which next to nothing is waited for.
         """
         shares = [
-            compute / (compute + waited)
-            for compute, waited in self._lanes().values()
-            if compute + waited > 0
+            # Medians: between passes, and between the chunks of a pipeline, is other work.
+            median(compute) / (median(compute) + median(waited))
+            for compute, waited in self._lanes()
+            if sum(compute) > 0
         ]
-        return min(shares, default=1.0)
+        return ceil(min(shares, default=1.0) * 100) / 100
 
-    def _lanes(self) -> dict[str, tuple[float, float]]:
-        """Return (compute, waited) in milliseconds by lane."""
-        found: dict[str, tuple[float, float]] = {}
-        for earlier, wait in pairwise(self._waits):
-            # From forward to backward and back there is other work than that of layers.
-            if earlier.lane != wait.lane or earlier.stream != wait.stream:
-                continue
-            wait.after.synchronize()
-            compute, waited = found.get(wait.lane, (0.0, 0.0))
-            compute += earlier.after.elapsed_time(wait.before)
-            waited += wait.before.elapsed_time(wait.after)
-            found[wait.lane] = (compute, waited)
-        return found
+    def _lanes(self) -> list[tuple[list[float], list[float]]]:
+        """Return milliseconds (between waits, in the later wait) by lane and stream."""
+        found: dict[tuple[str, Any], tuple[list[float], list[float]]] = {}
+        last: dict[tuple[str, Any], _Wait] = {}
+        for wait in list(self._waits):
+            key = wait.lane, wait.stream
+            earlier, last[key] = last.get(key), wait
+            if earlier is not None:
+                waited = _length(wait)
+                compute, waits = found.setdefault(key, ([], []))
+                compute.append(earlier.after.elapsed_time(wait.before))
+                waits.append(waited)
+        return list(found.values())
+
+
+def _length(wait: _Wait) -> float:
+    wait.after.synchronize()
+    milliseconds: float = wait.before.elapsed_time(wait.after)
+    return milliseconds

@@ -28,11 +28,8 @@ class Installation(Protocol):
         """The verbs of a pipeline scheduler, for chunks keyed by (stage, microbatch)."""
 
     @property
-    def overlap(self) -> Overlap | None:
-        """What takes the waits of compute in, or ``None`` while nobody measures."""
-
-    @overlap.setter
-    def overlap(self, overlap: Overlap | None) -> None: ...
+    def overlaps(self) -> list[Overlap]:
+        """What takes the waits of compute in, while somebody measures."""
 
     def describe(self) -> str:
         """What ``repr`` says of it."""
@@ -84,8 +81,8 @@ class Swap:
     def measure_overlap(self) -> Iterator[Overlap]:
         """Measure, during a ``with`` block of training steps, how far copies hide behind compute.
 
-        It costs two events per copied group, changes nothing, and needs no synchronisation until
-        the result is read. Steps that warm up belong before it::
+        It costs four events per group that moves, changes nothing, and needs no synchronisation
+        until the result is read. Steps that warm up belong before it::
 
             with swap.measure_overlap() as overlap:
                 for _ in range(3):
@@ -95,7 +92,7 @@ class Swap:
                 policy = SwapPolicy(fraction=overlap.fraction)
                 swap = registry.apply("attention", model, policy=policy)
 
-        Of nested blocks the inner one measures. On an inactive swap nothing is seen.
+        On an inactive swap nothing is seen.
 
         Yields:
             What was seen so far; it may be read after the block, too.
@@ -105,11 +102,11 @@ class Swap:
         if installation is None:
             yield overlap
             return
-        outer, installation.overlap = installation.overlap, overlap
+        installation.overlaps.append(overlap)
         try:
             yield overlap
         finally:
-            installation.overlap = outer
+            installation.overlaps.remove(overlap)
 
     def attach(self, schedule: Any) -> None:
         """Follow a ``torch.distributed.pipelining`` schedule, under ``pp_size > 1``.

@@ -28,7 +28,7 @@ class AcceleratorTransfer:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.overlap: Overlap | None = None
+        self.overlaps: list[Overlap] = []
         self._index = device.index
         self._d2h_stream = torch.Stream(device=device)
         self._h2d_stream = torch.Stream(device=device)
@@ -109,23 +109,19 @@ class AcceleratorTransfer:
 
     def wait(self, stream: torch.Stream, fence: Fence) -> None:
         """Make ``stream`` wait for ``fence``."""
-        overlap = self.overlap
-        if overlap is None:
+        if not self.overlaps:
             stream.wait_event(fence.event)
             return
         before = stream.record_event(torch.Event(self.device, enable_timing=True))
         stream.wait_event(fence.event)
         after = stream.record_event(torch.Event(self.device, enable_timing=True))
-        overlap.add(fence.lane, stream=stream, before=before, after=after)
+        for overlap in list(self.overlaps):
+            overlap.add(fence.lane, stream=stream, before=before, after=after)
 
-    def follow(self, stream: torch.Stream, other: torch.Stream) -> None:
-        """Make ``stream`` wait for ``other``."""
-        stream.wait_stream(other)
-
-    def record_stream(self, tensors: Iterable[torch.Tensor], stream: torch.Stream) -> None:
-        """Tell the allocator that ``stream`` reads the tensors, too."""
-        for tensor in tensors:
-            tensor.record_stream(stream)
+    def lend(self, tensor: torch.Tensor, *, owner: torch.Stream, reader: torch.Stream) -> None:
+        """Make ``reader`` wait for ``owner``, and tell the allocator of it."""
+        reader.wait_stream(owner)
+        tensor.record_stream(reader)
 
     def capturing(self) -> bool:
         """Whether the current stream is captured into a graph."""

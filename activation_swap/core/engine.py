@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import nullcontext
-from operator import attrgetter
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
@@ -39,10 +38,15 @@ class Engine:
     Every method may be called from any thread: forward runs on the caller's, backward on autograd's
     threads of the devices. :meth:`forget` takes no lock: the garbage collector drops graphs at any
     place, in a method of this engine or of another one.
+
+    Args:
+        links: The transfers and pools of the devices.
+        ahead: How many groups are reloaded ahead of the one whose backward begins.
     """
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: Links, *, ahead: int = 1) -> None:
         self._links = links
+        self._ahead = ahead
         self._lock = RLock()
         self._counters = Counters()
         self._groups: WeakSet[Group] = WeakSet()
@@ -71,8 +75,6 @@ class Engine:
             if not storages:
                 group.move_to(GroupState.RESIDENT)
                 return
-            # Narrow ones last, both ways: the others do not wait for their kernels.
-            storages = sorted(storages, key=attrgetter("narrow"))
             group.storages = [ref(storage) for storage in storages]
             group.device_bytes = sum([storage.nbytes for storage in storages])
             self._groups.add(group)
@@ -193,23 +195,13 @@ class Engine:
         """Order compute after the reload of a group; does nothing if none is in flight."""
         with self._lock:
             if group.state is GroupState.RELOADING and group.copy is not None:
-                transfer = group.link.transfer
-                current = transfer.compute_stream()
                 group.copy.join()
-                storages = group.live_storages()
                 # Widened on the compute stream: on the transfer stream, behind a copy, the kernels
                 # would hold compute's up for many times as long as they run.
-                with transfer.on(group.stream):
-                    for storage in storages:
+                with group.link.transfer.on(group.stream):
+                    for storage in group.live_storages():
                         if storage.narrow:
                             storage.widen()
-                if current != group.stream:
-                    # The backward runs on another stream than the one that owns the memory: it
-                    # needs the data, too, and the owner may reuse nothing before it has read it.
-                    transfer.follow(current, group.stream)
-                    transfer.record_stream(
-                        [data for s in storages if (data := s.reloaded) is not None], current
-                    )
                 group.copy = None
                 group.move_to(GroupState.RESIDENT)
 
@@ -234,11 +226,16 @@ class Engine:
             if group.state is GroupState.OFFLOADED:
                 self._counters.reload_misses += 1
                 self._reload(group)
-            following = None if group.previous is None else group.previous()
-            if following is not None:
-                # One group ahead: its copy runs beside this group's backward.
-                self._prefetch(following)
+            # What this group needs comes first: a prefetch must not take its memory.
             self.wait_reload(group)
+            known = group.previous
+            for _ in range(self._ahead):
+                following = None if known is None else known()
+                if following is None:
+                    break
+                # Its copy runs beside the backward of the groups before it.
+                self._prefetch(following)
+                known = following.previous
             group.backward_pending = False
 
     def forget(self, group: Group) -> None:

@@ -30,7 +30,7 @@ class HostTransfer:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.overlap: Overlap | None = None
+        self.overlaps: list[Overlap] = []
         self._sequence = count()
 
     def compute_stream(self) -> None:
@@ -75,11 +75,8 @@ class HostTransfer:
     def wait(self, stream: None, fence: Fence) -> None:
         """Do nothing: the copy is complete."""
 
-    def follow(self, stream: None, other: None) -> None:
-        """Do nothing: a CPU has no streams."""
-
-    def record_stream(self, tensors: Iterable[torch.Tensor], stream: None) -> None:
-        """Do nothing: memory is freed when its last reader is done."""
+    def lend(self, tensor: torch.Tensor, *, owner: None, reader: None) -> None:
+        """Do nothing: a CPU has no streams, and frees memory when its last reader is done."""
 
     def capturing(self) -> bool:
         """Return ``False``."""

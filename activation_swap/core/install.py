@@ -47,19 +47,22 @@ class InstalledSwap:
         self.policy = plan.policy
         self._swap: ref[Swap] | None = None
         self._links = Links(plan.policy) if links is None else links
-        self._engine = Engine(self._links)
+        # Under a pipeline, a chunk goes layer by layer with one group in flight.
+        pipelined = plan.setup.pp_size > 1
+        window = 1 if pipelined else window_of(plan.policy.fraction)
+        self._engine = Engine(self._links, ahead=window)
         self._handles: list[Any] = []
         self._attachment: Attachment | None = None
         self._chunks: Chunks | None = None
         order: LayerChain | Chunks
-        if plan.setup.pp_size > 1:
+        if pipelined:
             order = self._chunks = Chunks(self._engine, self.sites)
         else:
             order = LayerChain(
                 self._engine,
                 last=len(self.sites) - 1,
                 keep_last=plan.policy.keep_last,
-                window=window_of(plan.policy.fraction),
+                window=window,
             )
         self._calls = AttentionCalls(
             self.sites,
@@ -111,13 +114,9 @@ class InstalledSwap:
         self._engine.reset_stats()
 
     @property
-    def overlap(self) -> Overlap | None:
-        """What takes the waits of compute in, or ``None`` while nobody measures."""
-        return self._links.overlap
-
-    @overlap.setter
-    def overlap(self, overlap: Overlap | None) -> None:
-        self._links.overlap = overlap
+    def overlaps(self) -> list[Overlap]:
+        """What takes the waits of compute in, while somebody measures."""
+        return self._links.overlaps
 
     @property
     def groups(self) -> Chunks:

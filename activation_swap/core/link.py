@@ -41,6 +41,9 @@ class Links:
 
     A model may be spread over several devices; each has streams and slabs of its own, and the
     policy's ceiling holds for their sum.
+
+    Attributes:
+        overlaps: What takes the waits of compute in, on every device, while somebody measures.
     """
 
     def __init__(
@@ -54,14 +57,14 @@ class Links:
         self._make_transfer = make_transfer
         self._system_headroom = system_headroom
         self._links: dict[torch.device, Link] = {}
-        self._overlap: Overlap | None = None
+        self.overlaps: list[Overlap] = []
 
     def of(self, device: torch.device) -> Link:
         """Return the link of ``device``."""
         link = self._links.get(device)
         if link is None:
             transfer = self._make_transfer(device)
-            transfer.overlap = self._overlap
+            transfer.overlaps = self.overlaps
             pool = PinnedPool(
                 transfer.allocate_slab,
                 slab_bytes=self._policy.slab_bytes,
@@ -70,17 +73,6 @@ class Links:
             # Two threads may both get here: the first one's link is the one that stays.
             link = self._links.setdefault(device, Link(transfer=transfer, pool=pool))
         return link
-
-    @property
-    def overlap(self) -> Overlap | None:
-        """What takes the waits of compute in, on every device; ``None`` while nobody measures."""
-        return self._overlap
-
-    @overlap.setter
-    def overlap(self, overlap: Overlap | None) -> None:
-        self._overlap = overlap
-        for link in self._all():
-            link.transfer.overlap = overlap
 
     @property
     def bytes_in_use(self) -> int:

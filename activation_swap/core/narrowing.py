@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from activation_swap.core.torch_private import base_of, input_dtype_of_cast
+from activation_swap.core.torch_private import input_dtype_of_cast
 
 __all__ = ["is_upcast", "narrow_from", "upper_halves"]
 
@@ -29,20 +29,17 @@ def is_upcast(tensor: torch.Tensor) -> bool:
     """Whether the autograd graph proves that ``tensor`` (fp32) is an unchanged upcast of bf16.
 
     RMSNorm computes in fp32, and what it saves is such an upcast. A fp32 linear layer, as LoRA's
-    are, saves a view of one, with two dimensions; so a view of all of it is one, too.
+    are, saves one in two dimensions: ``Tensor.view`` keeps all elements, so it is one, too.
 
     bf16 is the upper half of fp32, so that the lower half of every element is zero and need not
     travel. fp16 has other exponent bits, a cast back to it would not keep the payload of a NaN:
     fp16 upcasts stay wide.
     """
-    base = base_of(tensor)
-    cast = tensor if base is None else base
     return (
-        cast.dtype is torch.float32
-        and cast.nbytes == tensor.nbytes
+        tensor.dtype is torch.float32
         # A change after the cast would be in the version, which views share: no proof then.
         and tensor._version == 0
-        and input_dtype_of_cast(cast) is torch.bfloat16
+        and input_dtype_of_cast(tensor) is torch.bfloat16
     )
 
 

@@ -89,6 +89,12 @@ class PackedTensor:
         data = storage.reloaded
         if data is None:
             raise group.impossible(asked="unpack")
+        transfer = group.link.transfer
+        stream = transfer.compute_stream()
+        if stream != group.stream:
+            # An operation on a stream of its own, whose backward is there, too. The stream that
+            # owns the memory must not reuse it before that has read it.
+            transfer.lend(data, owner=group.stream, reader=stream)
         return data if self._view is None else self._view.of(data)
 
 

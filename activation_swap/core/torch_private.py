@@ -106,8 +106,12 @@ def input_dtype_of_cast(tensor: torch.Tensor) -> torch.dtype | None:
 
     ``ToCopyBackward0`` is the node of ``Tensor.to(dtype)``; the node before it records the
     metadata of what it put out, which is the cast's input (``_input_metadata``, 2.1+).
+    ``ViewBackward0``, that of ``Tensor.view(size)``, may lie between: same elements, same order.
+    Any other node may be one of a kernel that writes without a word.
     """
     node = tensor.grad_fn
+    if node is not None and node.name() == "ViewBackward0":
+        node = node.next_functions[0][0]
     if node is None or node.name() != "ToCopyBackward0":
         return None
     producer, output_nr = node.next_functions[0]

@@ -80,11 +80,12 @@ class Transfer(Protocol):
 
     Attributes:
         device: The device.
-        overlap: What takes the waits of compute in while somebody measures, else ``None``.
+        overlaps: What takes the waits of compute in, while somebody measures. The list of its
+            owner, who adds and removes.
     """
 
     device: torch.device
-    overlap: Overlap | None
+    overlaps: list[Overlap]
 
     def compute_stream(self) -> Any:
         """Return the stream that the calling thread computes on now."""
@@ -131,13 +132,11 @@ class Transfer(Protocol):
     def wait(self, stream: Any, fence: Fence) -> None:
         """Order what ``stream`` queues from now on after ``fence``."""
 
-    def follow(self, stream: Any, other: Any) -> None:
-        """Order what ``stream`` queues from now on after what ``other`` has queued so far."""
+    def lend(self, tensor: torch.Tensor, *, owner: Any, reader: Any) -> None:
+        """Let another stream read a tensor than the one that owns its memory.
 
-    def record_stream(self, tensors: Iterable[torch.Tensor], stream: Any) -> None:
-        """Keep memory from reuse, once it is freed, until ``stream`` is done with what it has then.
-
-        For tensors that another stream reads than the one that owns them.
+        What ``reader`` queues from now on comes after what ``owner`` has queued so far. Once the
+        memory is freed, it is not reused before ``reader`` is done with what it has queued then.
         """
 
     def capturing(self) -> bool:
@@ -164,11 +163,11 @@ class Copy:
 
     def join(self) -> None:
         """Order the compute stream after the copy and let go of the memory. Repeatable."""
-        keepalive, self._keepalive = self._keepalive, None
-        if keepalive is not None:
+        if self._keepalive is not None:
             # The wait is queued before the references go: a block freed below is reused by this
-            # stream only behind the wait.
+            # stream only behind the wait. If it fails, the next try waits.
             self._transfer.wait(self._stream, self.fence)
+            self._keepalive = None
 
     def __del__(self) -> None:
         self.join()

@@ -180,7 +180,7 @@ def measure_steps(
     seconds = tuple(step() for _ in range(config.compare.timed_steps))
     peak = peak_device_bytes(trainer.device)
     stats = trainer.swap.stats()
-    seen = overlap.compute_ms > 0
+    seen = overlap.waits > 0
     return Measurement(
         mode=mode,
         device=_device_name(trainer.device),

@@ -238,11 +238,18 @@ def check_equal(plain: Run, swapped: Run) -> None:
 
 
 def _check_memory(scenario: Callable[[Run], object], saved_bytes: int) -> Figures:
-    plain, swapped = (Run(kind, steps=2, measure=True) for kind in (Kind.PLAIN, Kind.SWAPPED))
-    scenario(plain)
-    scenario(swapped)
-    fell = plain.peak - swapped.peak
-    # A thread of gloo frees the buffer of a collective when it comes to it.
-    least = 0.75 if torch.distributed.is_initialized() else 0.95
-    assert fell >= least * saved_bytes, (plain.peak, swapped.peak, saved_bytes)
-    return {"peak_plain": plain.peak, "peak_swapped": swapped.peak}
+    distributed = torch.distributed.is_initialized()
+    # A thread of gloo frees the buffer of a collective when it comes to it: on a busy machine that
+    # may be a step later. That adds to a peak, and never takes from it.
+    times, least = (3, 0.75) if distributed else (1, 0.95)
+    plain, swapped = (
+        min(_measured(scenario, kind) for _ in range(times)) for kind in (Kind.PLAIN, Kind.SWAPPED)
+    )
+    assert plain - swapped >= least * saved_bytes, (plain, swapped, saved_bytes)
+    return {"peak_plain": plain, "peak_swapped": swapped}
+
+
+def _measured(scenario: Callable[[Run], object], kind: Kind) -> int:
+    run = Run(kind, steps=2, measure=True)
+    scenario(run)
+    return run.peak

@@ -50,6 +50,7 @@ class Race:
 class _Access:
     record: Record
     clock: Clock
+    number: int
 
 
 def _overlap(some: Iterable[Span], others: Iterable[Span]) -> bool:
@@ -77,9 +78,8 @@ class _Clocks:
         clock = self._of.setdefault(record.stream, {})
         if record.operation is Operation.WAIT and record.fence is not None:
             self._join(clock, self._at(record.fence))
-        if record.operation is Operation.FOLLOW:
-            self._join(clock, self._of.get(str(record.source), {}))
         if record.operation is Operation.LEND:
+            self._join(clock, self._of.get(str(record.source), {}))
             self._lent += [(span, record.stream) for span in record.reads]
         if record.operation is Operation.FREE:
             clock = self._freed(record, clock)
@@ -116,25 +116,31 @@ def races(log: Iterable[Record]) -> list[Race]:
     A record comes before another if it is earlier on the same stream, or if fences lead from it
     to the other. A free is taken for a write to the whole block: whoever allocates next on that
     stream may use it at once, behind the streams that the block was lent to. An earlier compute
-    on any stream is checked against a copy, too, and against a free.
+    on any stream is checked against a copy, too, and against the free of what it had as its owner.
     """
     clocks = _Clocks()
     copies: list[_Access] = []
     computes: list[_Access] = []
+    owned: dict[Span, int] = {}
     found = []
-    for record in log:
+    for number, record in enumerate(log):
         now = clocks.advance(record)
-        if record.operation in {Operation.WAIT, Operation.FOLLOW, Operation.LEND}:
+        if record.operation is Operation.OWN:
+            owned[record.writes[0]] = number
+        if record.operation in {Operation.WAIT, Operation.LEND, Operation.OWN}:
             continue
         is_copy = record.operation in COPIES
-        earlier = copies if record.operation is Operation.COMPUTE else (*copies, *computes)
+        earlier = copies if record.operation is Operation.COMPUTE else [*copies, *computes]
+        if record.operation is Operation.FREE:
+            since = owned.get(record.writes[0], -1)
+            earlier = [*copies, *(access for access in computes if access.number > since)]
         found += [
             Race(access.record, record)
             for access in earlier
             if now.get(access.record.stream, 0) < access.clock[access.record.stream]
             and _conflict(access.record, record)
         ]
-        (copies if is_copy else computes).append(_Access(record, now))
+        (copies if is_copy else computes).append(_Access(record, now, number))
     return found
 
 
@@ -161,6 +167,10 @@ class _Watch(TorchDispatchMode):
             return result
         inputs, outputs = _spans((args, kwargs)), _spans(result)
         stream = self._transfers[0].compute_stream()
+        owner = self._transfers[0].owner
+        if owner is not None and isinstance(result, torch.Tensor):
+            # Of the swap's own making, as what came back narrow and was widened.
+            self._transfers[0].watch(result, owner)
         # In-place and out= kernels return what they write.
         self._log.append(Record(Operation.COMPUTE, stream, reads=inputs, writes=outputs))
         return result

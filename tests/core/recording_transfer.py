@@ -33,10 +33,11 @@ class Operation(Enum):
     """A launched batch of H2D copies."""
     WAIT = auto()
     """A compute stream that was ordered after a fence."""
-    FOLLOW = auto()
-    """A compute stream that was ordered after what another one, ``source``, has queued."""
     LEND = auto()
-    """A device storage that another stream than its owner may read until it is freed."""
+    """A compute stream that was ordered after another one, ``source``, whose storage it may read
+    until that is freed."""
+    OWN = auto()
+    """A device storage that is watched from here on. Its memory had other owners before."""
     FREE = auto()
     """A device storage that was given back to the allocator of its stream."""
 
@@ -88,29 +89,30 @@ class RecordingTransfer:
 
     Attributes:
         copying: Whether a copy runs now: what runs then is no kernel of the model.
+        owner: The stream whose memory is allocated now, inside of :meth:`on`.
     """
 
     def __init__(self, device: torch.device, log: list[Record]) -> None:
         self.device = device
-        self.overlap: Overlap | None = None
+        self.overlaps: list[Overlap] = []
         self.log = log
         self.copying = False
         self._host = HostTransfer(device)
-        self._current: str | None = None
+        self.owner: str | None = None
         self._watched: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def compute_stream(self) -> str:
         """Return a name: each thread computes on a stream of its own."""
-        return self._current or f"compute:{threading.current_thread().name}"
+        return self.owner or f"compute:{threading.current_thread().name}"
 
     @contextmanager
     def on(self, stream: str) -> Iterator[None]:
         """Return a context in which ``stream`` is the current one."""
-        outer, self._current = self._current, stream
+        outer, self.owner = self.owner, stream
         try:
             yield
         finally:
-            self._current = outer
+            self.owner = outer
 
     def allocate_slab(self, nbytes: int) -> torch.Tensor:
         """Return ``uint8[nbytes]`` of pageable memory."""
@@ -121,7 +123,7 @@ class RecordingTransfer:
 
     def offload(self, moves: Sequence[Move], *, stream: str, after: Iterable[Fence]) -> Fence:
         """Copy out at once, and record what the copies were launched behind."""
-        reads = tuple(self._watch(tensor, stream) for tensor, _ in moves)
+        reads = tuple(self.watch(tensor, stream) for tensor, _ in moves)
         writes = tuple(_piece(piece) for _, host in moves for piece in host)
         with self._copying():
             fence = self._host.offload(moves, stream=None, after=())
@@ -134,7 +136,7 @@ class RecordingTransfer:
     def reload(self, moves: Sequence[Move], *, stream: str, after: Iterable[Fence]) -> Fence:
         """Copy in at once, and record what the copies were launched behind."""
         reads = tuple(_piece(piece) for _, host in moves for piece in host)
-        writes = tuple(self._watch(tensor, stream) for tensor, _ in moves)
+        writes = tuple(self.watch(tensor, stream) for tensor, _ in moves)
         with self._copying():
             fence = self._host.reload(moves, stream=None, after=())
         record = Record(
@@ -147,14 +149,10 @@ class RecordingTransfer:
         """Record that ``stream`` was ordered after ``fence``."""
         self.log.append(Record(Operation.WAIT, stream, fence=fence))
 
-    def follow(self, stream: str, other: str) -> None:
-        """Record that ``stream`` was ordered after ``other``."""
-        self.log.append(Record(Operation.FOLLOW, stream, source=other))
-
-    def record_stream(self, tensors: Iterable[torch.Tensor], stream: str) -> None:
-        """Record that ``stream`` reads the tensors until they are freed."""
-        reads = tuple(span_of(tensor) for tensor in tensors)
-        self.log.append(Record(Operation.LEND, stream, reads=reads))
+    def lend(self, tensor: torch.Tensor, *, owner: str, reader: str) -> None:
+        """Record that ``reader`` was ordered after ``owner``, and reads until it is freed."""
+        span = (span_of(tensor),)
+        self.log.append(Record(Operation.LEND, reader, reads=span, source=owner))
 
     def capturing(self) -> bool:
         """Return ``False``."""
@@ -168,12 +166,13 @@ class RecordingTransfer:
         finally:
             self.copying = False
 
-    def _watch(self, tensor: torch.Tensor, stream: str) -> Span:
+    def watch(self, tensor: torch.Tensor, stream: str) -> Span:
         """Record when the storage of a device tensor is given back."""
         span = span_of(tensor)
         storage = tensor.untyped_storage()
         if storage not in self._watched:
             self._watched.add(storage)
+            self.log.append(Record(Operation.OWN, stream, writes=(span,)))
             record = Record(Operation.FREE, stream, writes=(span,))
             weakref.finalize(storage, self.log.append, record).atexit = False
         return span

@@ -127,21 +127,25 @@ def test_waits_of_stalled_copies_are_measured(accelerator: torch.device) -> None
         step(model, ids)
         with Swap(swap).measure_overlap() as overlap:
             step(model, ids)
-        assert swap.overlap is None
+        assert swap.overlaps == []
         torch.accelerator.synchronize(accelerator)
-    # Seven groups move, each way; of each direction's waits all but the first are seen.
+    # Seven groups move, each way.
+    assert overlap.waits == 14
     assert overlap.waited_ms > 2.0
-    assert overlap.compute_ms > 0.0
-    assert 0.0 < overlap.fraction < 1.0
+    assert overlap.fraction < 1.0
 
 
-def test_an_operation_of_an_attention_on_a_stream_of_its_own(accelerator: torch.device) -> None:
+@pytest.mark.parametrize("name", ["o_proj", "q_proj"], ids=["first in backward", "later"])
+def test_an_operation_of_an_attention_on_a_stream_of_its_own(
+    accelerator: torch.device, name: str
+) -> None:
     """Its backward runs there, too: it waits for the reload, and its reads hold the memory."""
     plain, model = model_for(accelerator), model_for(accelerator)
     side = torch.Stream(device=accelerator)
     for one in (plain, model):
         for layer in one.model.layers:
-            project = layer.self_attn.o_proj.forward
+            projection = getattr(layer.self_attn, name)
+            project = projection.forward
 
             def beside(value: torch.Tensor, project: Any = project) -> torch.Tensor:
                 main = torch.accelerator.current_stream(accelerator)
@@ -153,13 +157,13 @@ def test_an_operation_of_an_attention_on_a_stream_of_its_own(accelerator: torch.
                 result.record_stream(main)
                 return result
 
-            layer.self_attn.o_proj.forward = beside
+            projection.forward = beside
     lent = []
 
     class Lends(Stalled):
-        def record_stream(self, tensors: Any, stream: torch.Stream) -> None:
-            lent.append(stream)
-            super().record_stream(tensors, stream)
+        def lend(self, tensor: torch.Tensor, *, owner: Any, reader: Any) -> None:
+            lent.append(reader)
+            super().lend(tensor, owner=owner, reader=reader)
 
     expected = [step(plain, batch(plain, length=512, seed=s)) for s in range(4)]
     policy = SwapPolicy(min_bytes=1)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the wait for a reload to the tensor that backward gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from activation_swap.core.host_transfer import HostTransfer
+from activation_swap.core.link import Links
+from activation_swap.core.saved_storage import SavedStorage
+from activation_swap.core.transfer import Copy, Fence
+from tests.core.chain import POLICY, Chain, equal, install_chain, run
+from tests.faults.harness import at_base
+from tests.models import gradients
+
+pytestmark = pytest.mark.unit
+
+
+def hidden() -> torch.Tensor:
+    return torch.randn(4, 8, generator=torch.Generator().manual_seed(1), requires_grad=True)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_what_came_back_narrow_is_widened_however_often_that_fails(
+    monkeypatch: pytest.MonkeyPatch, number: int, *, late: bool
+) -> None:
+    """Two upcasts in each attention: a failure in between leaves one narrow and one wide."""
+    plain, chain = Chain(), Chain()
+    for attention in (*plain.attentions, *chain.attentions):
+        attention.inner = lambda value: (
+            value.sigmoid().bfloat16().float().square() + value.tanh().bfloat16().float().square()
+        )
+    swap = install_chain(chain)
+    widen, calls = SavedStorage.widen, []
+
+    def failing(storage: SavedStorage) -> None:
+        calls.append(storage)
+        if late:
+            widen(storage)
+        if len(calls) == number:
+            raise torch.OutOfMemoryError
+        if not late:
+            widen(storage)
+
+    monkeypatch.setattr(SavedStorage, "widen", failing)
+    loss = chain(hidden())
+    with pytest.raises(torch.OutOfMemoryError):
+        loss.backward(retain_graph=True)
+    chain.zero_grad(set_to_none=True)
+    loss.backward(retain_graph=True)
+    assert len(calls) > number
+    assert equal(gradients(chain) | {"loss": loss.detach()}, run(plain, hidden()))
+    del loss
+    calls.clear()
+    assert at_base(swap)
+
+
+def test_what_a_group_needs_comes_before_what_the_next_one_will_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A reload ahead of time must not take the memory in which the group itself is widened."""
+    chain = Chain(layers=4)
+    log: list[str] = []
+    for attention in chain.attentions:
+        attention.inner = lambda value: value.sigmoid().bfloat16().float().square()
+
+    class Logs(HostTransfer):
+        def reload(self, moves: Any, *, stream: Any, after: Any) -> Fence:
+            log.append("reload")
+            return super().reload(moves, stream=stream, after=after)
+
+    widen = SavedStorage.widen
+
+    def logged(storage: SavedStorage) -> None:
+        log.append("widen")
+        widen(storage)
+
+    monkeypatch.setattr(SavedStorage, "widen", logged)
+    install_chain(chain, links=Links(POLICY, make_transfer=Logs))
+    run(chain, hidden())
+    assert log == ["reload", "widen"] * 3
+
+
+def test_a_wait_that_fails_is_tried_again() -> None:
+    """Only then does a block go back to its stream's allocator."""
+    block = torch.zeros(4)
+    waited = []
+
+    class Interrupted(HostTransfer):
+        def wait(self, stream: None, fence: Fence) -> None:  # noqa: ARG002 - protocol
+            waited.append(fence)
+            if len(waited) == 1:
+                raise KeyboardInterrupt
+
+    fence, blocks = Fence("h2d", 0, None), [block]
+    copy = Copy(Interrupted(torch.device("cpu")), None, fence, blocks)
+    with pytest.raises(KeyboardInterrupt):
+        copy.join()
+    for _ in range(2):
+        copy.join()
+    assert waited == [fence] * 2
