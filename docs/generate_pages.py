@@ -162,8 +162,8 @@ def peers_block(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 def bits_block(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield in how many measurements the bits were those of the training without swap."""
-    # Without losses: a stage alone, whose gradients were not digested deterministically.
-    compared = [row for row in rows if row["losses_equal"] is not None]
+    # Not both: a stage alone, which has no loss; a run without copies, whose gradients are garbage.
+    compared = [row for row in rows if None not in (row["losses_equal"], row["gradients_equal"])]
     others = [row for row in compared if row["mode"] != "none"]
     equal = [row for row in others if row["losses_equal"] and row["gradients_equal"]]
     two = sum(row["gpus"] > 1 for row in equal)
