@@ -62,15 +62,13 @@ class Overlap:
         Of the median wait and the median time between two, in the direction that hides less: where
         a layer's copies take longer than its compute, that is compute over copies. 1 where compute
         hardly waits, and where nothing was seen. Times the ``SwapPolicy.fraction`` of the measured
-        swap it is the one under which next to nothing is waited for.
+        swap it is the one under which next to nothing is waited for; under a pipeline the next
+        smaller 1/n, since a chunk has one group in flight.
         """
-        shares = [
-            # Medians: between passes, and between the chunks of a pipeline, is other work.
-            median(compute) / (median(compute) + median(waited))
-            for compute, waited in self._lanes()
-            if sum(compute) > 0
-        ]
-        return ceil(min(shares, default=1.0) * 100) / 100
+        # Medians: between passes, and between the chunks of a pipeline, is other work.
+        medians = [(median(compute), median(waited)) for compute, waited in self._lanes()]
+        shares = [compute / (compute + waited) for compute, waited in medians if waited > 0]
+        return max(1, ceil(min(shares, default=1.0) * 100)) / 100
 
     def _lanes(self) -> list[tuple[list[float], list[float]]]:
         """Return milliseconds (between waits, in the later wait) by lane and stream."""

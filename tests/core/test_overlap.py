@@ -85,6 +85,14 @@ def test_a_wait_that_is_hardly_one_hides() -> None:
     assert overlap_of(*(("d2h", at, at + 0.005) for at in range(10))).fraction == 1.0
 
 
+def test_no_time_between_waits_is_the_smallest_fraction() -> None:
+    """A policy takes every fraction that comes out."""
+    overlap = overlap_of(*(("d2h", at, at + 1) for at in range(4)))
+
+    assert overlap.fraction == 0.01
+    assert overlap_of(*(("d2h", 3, 3) for _ in range(4)), ("d2h", 8, 8)).fraction == 1.0
+
+
 def test_waits_of_two_streams_are_not_compared() -> None:
     overlap = overlap_of(("d2h", 0, 1))
     overlap.add("d2h", stream="another", before=At(5), after=At(9))
