@@ -43,13 +43,18 @@ class MetricsFile:
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a metrics file; none when there is no file.
 
-    The last line is left out when a crash cut it off.
+    The last line is left out when a crash cut it off. Reading ends at the first line that is not
+    JSON: a file system may fill the end of a file with NULs when the machine itself stops.
     """
     if not path.exists():
         return
-    for line in path.read_text("utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
+    for line in path.read_text("utf-8", errors="replace").splitlines(keepends=True):
+        if not line.endswith("\n"):
+            return
+        try:
             yield json.loads(line)
+        except json.JSONDecodeError:
+            return
 
 
 def _line(values: Mapping[str, Any]) -> str:

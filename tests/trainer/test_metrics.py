@@ -58,3 +58,18 @@ def test_line_cut_off_by_a_crash_is_left_out(tmp_path: Path) -> None:
     assert [line["step"] for line in read_metrics(path)] == [1, 2]
     write(path, 3, after_step=2)
     assert [line["step"] for line in read_metrics(path)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\0" * 40 + b"\n", b'{"step": 3, "lo\n', b"\xff\n"], ids=["NULs", "half", "bytes"]
+)
+def test_reading_ends_at_the_first_line_that_a_crash_of_the_machine_spoiled(
+    garbage: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, 1, 2)
+    with path.open("ab") as file:
+        file.write(garbage + b'{"step": 4}\n')
+    assert [line["step"] for line in read_metrics(path)] == [1, 2]
+    write(path, 3, after_step=2)
+    assert [line["step"] for line in read_metrics(path)] == [1, 2, 3]
