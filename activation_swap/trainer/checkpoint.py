@@ -103,12 +103,26 @@ class CheckpointStore:
 
 
 def write_checkpoint(
-    directory: Path, *, model: nn.Module, optimizer: Optimizer, state: RunState
+    directory: Path,
+    *,
+    model: nn.Module,
+    optimizer: Optimizer,
+    device: torch.device,
+    state: RunState,
 ) -> None:
-    """Write everything that decides the rest of the run into an empty directory."""
+    """Write everything that decides the rest of the run into an empty directory.
+
+    Args:
+        directory: Where to.
+        model: Gives the weights.
+        optimizer: Gives its state.
+        device: Gives the state of its random generator, beside that of the CPU.
+        state: The rest.
+    """
     save_model(model, str(directory / _WEIGHTS))
     torch.save(
-        {"optimizer": optimizer.state_dict(), "generators": _generators()}, directory / _OPTIMIZER
+        {"optimizer": optimizer.state_dict(), "generators": _generators(device)},
+        directory / _OPTIMIZER,
     )
     data = {"format": _FORMAT, **asdict(state)}
     (directory / _STATE).write_text(json.dumps(data, indent=2) + "\n", "utf-8")
@@ -134,7 +148,9 @@ def read_state(directory: Path) -> RunState:
         )
 
 
-def restore_checkpoint(directory: Path, *, model: nn.Module, optimizer: Optimizer) -> None:
+def restore_checkpoint(
+    directory: Path, *, model: nn.Module, optimizer: Optimizer, device: torch.device
+) -> None:
     """Restore weights, optimizer and random generators.
 
     Reads safetensors and ``weights_only`` data: no code of a checkpoint is executed.
@@ -143,6 +159,7 @@ def restore_checkpoint(directory: Path, *, model: nn.Module, optimizer: Optimize
         directory: A checkpoint of a :class:`CheckpointStore`.
         model: Gets the weights, in place.
         optimizer: Gets its state.
+        device: Gets the state of its random generator, if the checkpoint is of such a device.
 
     Raises:
         RejectedError: AS409 when a file is missing, cut off or not of this model.
@@ -151,7 +168,7 @@ def restore_checkpoint(directory: Path, *, model: nn.Module, optimizer: Optimize
         load_model(model, str(directory / _WEIGHTS))
         rest = torch.load(directory / _OPTIMIZER, map_location="cpu", weights_only=True)
         optimizer.load_state_dict(rest["optimizer"])
-        _restore_generators(rest["generators"])
+        _restore_generators(rest["generators"], device)
 
 
 @contextmanager
@@ -192,17 +209,14 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _generators() -> dict[str, torch.Tensor]:
+def _generators(device: torch.device) -> dict[str, torch.Tensor]:
     states = {"cpu": torch.get_rng_state()}
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is not None:
-        states[accelerator.type] = torch.get_device_module(accelerator).get_rng_state()
+    if device.type != "cpu":
+        states[device.type] = torch.get_device_module(device).get_rng_state(device)
     return states
 
 
-def _restore_generators(states: dict[str, torch.Tensor]) -> None:
-    for name, state in states.items():
-        if name == "cpu":
-            torch.set_rng_state(state)
-        elif torch.get_device_module(name).is_available():
-            torch.get_device_module(name).set_rng_state(state)
+def _restore_generators(states: dict[str, torch.Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states["cpu"])
+    if device.type != "cpu" and device.type in states:
+        torch.get_device_module(device).set_rng_state(states[device.type], device)

@@ -124,7 +124,11 @@ class Trainer:
         return store.save(
             self.done,
             lambda directory: write_checkpoint(
-                directory, model=self.model, optimizer=self.optimizer, state=state
+                directory,
+                model=self.model,
+                optimizer=self.optimizer,
+                device=self.device,
+                state=state,
             ),
         )
 
@@ -150,7 +154,9 @@ class Trainer:
                     for key in differing
                 ),
             )
-        restore_checkpoint(checkpoint, model=self.model, optimizer=self.optimizer)
+        restore_checkpoint(
+            checkpoint, model=self.model, optimizer=self.optimizer, device=self.device
+        )
         self._stream = TokenStream(self._corpus, state.position)
         self.done = state.step
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.unit
 
+CPU = torch.device("cpu")
 STATE = RunState(
     step=3, position=Position(document=1, offset=2), corpus="abc", trajectory={"seed": 0}
 )
@@ -171,10 +173,10 @@ def trained() -> tuple[nn.Module, AdamW]:
     return model, optimizer
 
 
-def saved(directory: Path) -> tuple[nn.Module, AdamW]:
+def saved(directory: Path, device: torch.device = CPU) -> tuple[nn.Module, AdamW]:
     model, optimizer = trained()
     directory.mkdir(exist_ok=True)
-    write_checkpoint(directory, model=model, optimizer=optimizer, state=STATE)
+    write_checkpoint(directory, model=model, optimizer=optimizer, device=device, state=STATE)
     return model, optimizer
 
 
@@ -184,7 +186,7 @@ def test_round_trip_is_bitwise(tmp_path: Path) -> None:
     other, other_optimizer = trained()
     with torch.no_grad():
         other.get_parameter("weight").zero_()
-    restore_checkpoint(tmp_path / "one", model=other, optimizer=other_optimizer)
+    restore_checkpoint(tmp_path / "one", model=other, optimizer=other_optimizer, device=CPU)
     assert torch.equal(torch.rand(3), expected)
     assert read_state(tmp_path / "one") == STATE
     for name, tensor in model.state_dict().items():
@@ -194,6 +196,22 @@ def test_round_trip_is_bitwise(tmp_path: Path) -> None:
     for index, moments in states[0].items():
         for name, tensor in moments.items():
             assert torch.equal(states[1][index][name], tensor)
+
+
+def test_generator_is_of_the_device_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of the current one: nothing makes ``cuda:1`` current."""
+    states = {f"cuda:{index}": torch.tensor([index], dtype=torch.uint8) for index in range(3)}
+    cuda = SimpleNamespace(
+        get_rng_state=lambda device: states[str(device)],
+        set_rng_state=lambda state, device: states.update({str(device): state}),
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda _: cuda)
+    model, optimizer = saved(tmp_path, torch.device("cuda:1"))
+    restore_checkpoint(tmp_path, model=model, optimizer=optimizer, device=torch.device("cuda:2"))
+    assert [int(state) for state in states.values()] == [0, 1, 1]
+    restore_checkpoint(tmp_path, model=model, optimizer=optimizer, device=CPU)
 
 
 def damage(path: Path, how: str) -> None:
@@ -214,7 +232,7 @@ def test_damage_is_named(name: str, how: str, tmp_path: Path) -> None:
 
     def resume() -> None:
         read_state(directory)
-        restore_checkpoint(directory, model=model, optimizer=optimizer)
+        restore_checkpoint(directory, model=model, optimizer=optimizer, device=CPU)
 
     with pytest.raises(RejectedError) as caught:
         resume()
@@ -233,4 +251,4 @@ def test_foreign_state_is_rejected(text: str, tmp_path: Path) -> None:
 def test_weights_of_another_shape_are_rejected(tmp_path: Path) -> None:
     _, optimizer = saved(tmp_path)
     with pytest.raises(RejectedError, match="state_dict for Linear"):
-        restore_checkpoint(tmp_path, model=nn.Linear(5, 4), optimizer=optimizer)
+        restore_checkpoint(tmp_path, model=nn.Linear(5, 4), optimizer=optimizer, device=CPU)
