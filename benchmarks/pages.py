@@ -59,7 +59,8 @@ def render(folders: Iterable[Path], docs: Path) -> None:
     """Take results in and make every page anew.
 
     Args:
-        folders: Results as ``run`` wrote them. They replace the older ones of the same run.
+        folders: Results as ``run`` wrote them. Each replaces the older one of the same measurement;
+            one that failed, or was not run, replaces none that was.
         docs: Where the pages are; the results of all runs are kept in ``results`` there.
     """
     kept = docs / "results"
@@ -77,14 +78,30 @@ def render(folders: Iterable[Path], docs: Path) -> None:
 
 
 def _take_in(folders: Iterable[Path], kept: Path) -> None:
+    known = {path: read(path) for path in sorted(kept.glob("*.json"))}
     others = [folder for folder in folders if folder.resolve() != kept.resolve()]
-    new = [path for folder in others for path in sorted(folder.glob("*.json"))]
-    runs = {result.run for path in new for result in read(path)}
-    for path in kept.glob("*.json"):
-        if runs & {result.run for result in read(path)}:
-            path.unlink()
-    for path in new:
-        shutil.copyfile(path, kept / path.name)
+    for path in (path for folder in others for path in sorted(folder.glob("*.json"))):
+        results = read(path)
+        older = [name for name, own in known.items() if _again(results, own)]
+        if not _reached(results) and any(_reached(known[name]) for name in older):
+            continue
+        for name in older:
+            name.unlink()
+            del known[name]
+        target = kept / path.name
+        while target in known:
+            # Of another measurement: the points that --tokens leaves are numbered anew.
+            target = target.with_stem(f"{target.stem}-more")
+        shutil.copyfile(path, target)
+        known[target] = results
+
+
+def _again(results: Sequence[Result], older: Sequence[Result]) -> bool:
+    return any(result.same_measurement(known) for result in results for known in older)
+
+
+def _reached(results: Sequence[Result]) -> bool:
+    return any(result.reached for result in results)
 
 
 def _page(name: str, results: Sequence[Result], docs: Path) -> str:
@@ -125,7 +142,7 @@ def _about_lines(results: Sequence[Result]) -> list[str]:
 
 def _reason_lines(results: Sequence[Result]) -> list[str]:
     return [
-        f"- {result.mode}, {result.tokens:,} tokens: {result.record['outcome']}: "
+        f"- {result.mode}, {result.work}: {result.record['outcome']}: "
         f"{result.record['reason'].rstrip('.')}."
         for result in results
         if not result.measured

@@ -168,6 +168,7 @@ def compare(module: str, options: argparse.Namespace, *more: str) -> dict[str, A
     none, again, attention = rows
     repeats = none["gradient_digest"] == again["gradient_digest"]
     report = {
+        "run": module.rpartition(".")[2],
         "command": f"python -m {module} {' '.join(arguments)}",
         "step_time_ratio": attention["step_ms"] / min(none["step_ms"], again["step_ms"]),
         "freed_of_eligible": None,

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.results import Comparison, Result, compare
+from benchmarks.results import compare
 from benchmarks.tables import markdown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from benchmarks.results import Comparison, Result
 
 __all__ = ["link_table", "rank_table"]
 
@@ -26,7 +28,7 @@ def rank_table(results: Sequence[Result]) -> list[str]:
         repeats = _none_repeats_itself(comparison, results)
         for number, own in enumerate(result.figures["ranks"]):
             base = None if comparison.base is None else comparison.base.figures["ranks"][number]
-            rows.append((_work(result), *_cells(own, base, repeats=repeats[number : number + 1])))
+            rows.append((result.work, *_cells(own, base, repeats=repeats[number : number + 1])))
     if not rows:
         return []
     return ["Rank by rank, the swap beside `none`:", "", *markdown(_TITLES, rows)]
@@ -53,15 +55,6 @@ _TITLES: Final = (
     *("of the prediction", "offloaded, GiB", "of planned", "chunks moved, but tail, kept"),
     *("reload misses", "late releases", "gradients equal", "none repeats itself"),
 )
-
-
-def _work(result: Result) -> str:
-    if not result.schedule:
-        return f"{result.tokens:,} tokens"
-    return (
-        f"{result.schedule}, {result.stages_per_rank} stages a rank, {result.microbatches} x "
-        f"{result.tokens:,} tokens"
-    )
 
 
 def _none_repeats_itself(comparison: Comparison, results: Sequence[Result]) -> list[bool]:

@@ -54,6 +54,7 @@ def write_record(
         "warmup": run.warmup,
         "steps": run.steps,
         "lr": run.lr,
+        "update": run.update,
         "deterministic": run.deterministic,
         **result,
         "machine": machine,

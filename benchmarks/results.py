@@ -75,9 +75,22 @@ class Result:
         return bool(self.record["outcome"] == "measured")
 
     @property
+    def reached(self) -> bool:
+        """Whether it says anything of the machine: figures, or that the memory is not enough."""
+        return self.record["outcome"] not in {"failed", "not run"}
+
+    @property
     def figures(self) -> dict[str, Any]:
         """What was measured; empty when nothing was."""
         return dict(self.record.get("figures", {}))
+
+    @property
+    def work(self) -> str:
+        """What was trained, for a reader."""
+        schedule = f"{self.schedule}, {self.stages_per_rank} stages a rank, "
+        microbatches = f"{self.microbatches} x " if self.microbatches > 1 else ""
+        policy = "".join(f", {key} {value:,}" for key, value in self.policy.items())
+        return f"{schedule if self.schedule else ''}{microbatches}{self.tokens:,} tokens{policy}"
 
     def same_work(self, other: Result) -> bool:
         """Whether both did the same training."""
@@ -88,6 +101,19 @@ class Result:
                 *("schedule", "stages_per_rank"),
             )
         )
+
+    def same_measurement(self, other: Result) -> bool:
+        """Whether one is the other made again: the same work, mode, policy and repetition."""
+        of_both = [
+            (
+                *(one.run, one.mode, one.tokens, one.microbatches),
+                *(one.schedule, one.stages_per_rank, one.policy, one.record.get("repeat", 0)),
+            )
+            for one in (self, other)
+        ]
+        # What failed before its model was built does not know the number of its layers.
+        layers = {self.layers, other.layers} - {0}
+        return of_both[0] == of_both[1] and len(layers) <= 1
 
 
 @dataclass(frozen=True)

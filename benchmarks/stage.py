@@ -27,7 +27,12 @@ from activation_swap.core.schedule.lowering import plan_rank
 from activation_swap.core.schedule.orders import one_f_one_b_order
 from activation_swap.core.schedule.runner import ScheduleRunner
 from activation_swap.core.schedule.simulation import in_flight, residency
-from activation_swap.trainer.device import determinism
+from activation_swap.trainer.device import (
+    determinism,
+    peak_device_bytes,
+    reset_peak_device_bytes,
+    synchronize,
+)
 from benchmarks.gradients import GradientSink
 from benchmarks.machine import facts
 from benchmarks.model import build, trainable
@@ -57,24 +62,27 @@ def measure(  # noqa: C901 - one stage's step, read from top to bottom
     microbatches: int,
     steps: int,
     warmup: int,
-    device: str = "cuda",
+    device: str,
+    shape: str = SHAPE,
+    policy: SwapPolicy | None = None,
 ) -> dict[str, Any]:
     """Run the stage's order and return its figures."""
-    model = build(SHAPE, device=device, layers=layers)
+    here = torch.device(device)
+    model = build(shape, device=device, layers=layers)
     gradients = GradientSink(dict(trainable(model)))
     order = one_f_one_b_order(stage=0, stages=STAGES, microbatches=microbatches)
     swap = runner = plan = None
     if mode == "attention":
         swap = registry.apply(
-            "attention", model, setup=TrainingSetup(pp_size=STAGES), policy=SwapPolicy()
+            "attention", model, setup=TrainingSetup(pp_size=STAGES), policy=policy or SwapPolicy()
         )
         runner = ScheduleRunner(swap.groups)
         plan = plan_rank(order, attentions={0: layers})
-    generator = torch.Generator("cuda").manual_seed(1)
-    inputs = torch.randint(0, 151936, (microbatches, tokens), device="cuda", generator=generator)
-    gradient = torch.randn(
-        (1, tokens, 2048), device="cuda", dtype=torch.bfloat16, generator=generator
-    )
+    generator = torch.Generator(device).manual_seed(1)
+    config, sizes = model.config, (microbatches, tokens)
+    inputs = torch.randint(config.vocab_size, sizes, device=device, generator=generator)
+    like_outputs = (1, tokens, config.hidden_size)
+    gradient = torch.randn(like_outputs, device=device, dtype=model.dtype, generator=generator)
     outputs: dict[int, torch.Tensor] = {}
 
     def compute(action: Action) -> None:
@@ -100,17 +108,16 @@ def measure(  # noqa: C901 - one stage's step, read from top to bottom
     times = []
     for number in range(warmup + steps):
         if number == warmup:
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
+            reset_peak_device_bytes(here)
             if swap is not None:
                 swap.reset_stats()
-        torch.cuda.synchronize()
+        synchronize(here)
         began = time.perf_counter()
         step()
-        torch.cuda.synchronize()
+        synchronize(here)
         if number >= warmup:
             times.append((time.perf_counter() - began) * 1e3)
-    peak = torch.cuda.max_memory_allocated()
+    peak = peak_device_bytes(here)
     stats = None if swap is None else swap.stats()
     gradients.begin()
     with determinism(enabled=True):
@@ -140,6 +147,7 @@ def main() -> None:
     """Measure both modes and print their figures and the prediction as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mode", choices=("none", "attention"), help="one mode, in this process")
+    parser.add_argument("--device", default="cuda", help="cuda, or another accelerator")
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--microbatches", type=int, default=8)

@@ -49,7 +49,7 @@ def conditions(results: Sequence[Result]) -> list[str]:
             f"{record['warmup']} warm-up and {record['steps']} timed steps in one process per "
             "mode; median, fastest and slowest"
         ),
-        "command": f"`{record['command']}`",
+        "command": ", ".join(dict.fromkeys(f"`{result.record['command']}`" for result in results)),
         "date": ", ".join(sorted({result.record["date"][:10] for result in results})),
     }
     return [f"- {name}: {value}" for name, value in facts.items()]
@@ -68,19 +68,12 @@ def cost_table(results: Sequence[Result]) -> list[str]:
         result, base = comparison.result, comparison.base
         if result.mode == "none" or base is None or not result.measured:
             continue
-        added = {
-            key: (result.figures[key] - base.figures[key]) / result.layers
-            for key in ("forward_queued_ms", "step_queued_ms", "step_ms")
-        }
-        rows.append(
-            (
-                str(result.tokens),
-                f"{added['forward_queued_ms']:.3f}",
-                f"{added['step_queued_ms']:.3f}",
-                f"{added['step_ms']:.3f}",
-            )
+        added = (
+            (result.figures[key] - base.figures[key]) / result.layers
+            for key in ("forward_queued_ms", "step_queued_ms", "step_ms", "back_to_back_ms")
         )
-    titles = ("tokens", "forward queued", "forward and backward queued", "step")
+        rows.append((f"{result.tokens:,}", *(f"{each:.3f}" for each in added)))
+    titles = ("tokens", "forward queued", "forward and backward queued", "step", "back to back")
     return ["Added by the hooks, ms per layer and step:", "", *markdown(titles, rows)]
 
 
@@ -151,6 +144,8 @@ def _links(results: Sequence[Result]) -> str:
 def _optimizer(record: dict[str, Any]) -> str:
     if "optimizer" in record:
         return str(record["optimizer"])
+    if not record.get("update", True):
+        return "none: gradients are freed inside backward, no kernel applies them"
     if record["lr"]:
         return f"SGD inside backward, lr {record['lr']:g}, gradients freed at once"
     return (

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from activation_swap import SwapPolicy
+from benchmarks import stage
 from benchmarks.__main__ import main
 from benchmarks.modes import MODES
 from benchmarks.pages import render
@@ -73,6 +75,7 @@ def test_every_run_is_of_known_modes_and_cuts_layers_only(name: str) -> None:
 
 def test_what_runs_is_equal_to_none_and_what_cannot_says_why(results: Path) -> None:
     records = read(results)
+    assert all(record["update"] is True for record in records.values())
     figures = {mode: record["figures"] for mode, record in records.items() if "figures" in record}
     assert set(figures) == {"none", "attention", "save_on_cpu", "checkpointing"}
     for mode, known in figures.items():
@@ -115,3 +118,15 @@ def test_a_process_that_fails_is_recorded(tmp_path: Path) -> None:
     options = ("--modes", "none", "--timeout", "0.01", "--out", str(tmp_path))
     assert main(["run", "peers", *options, *TINY]) == 1
     assert read(tmp_path)["none"]["outcome"] == "failed"
+
+
+def test_a_stage_is_measured_on_the_device_that_is_asked_for() -> None:
+    work = {"tokens": 64, "layers": 2, "microbatches": 4, "steps": 1, "warmup": 1}
+    none, swapped = (
+        stage.measure(mode, **work, device="cpu", shape="tiny", policy=SwapPolicy(min_bytes=1024))
+        for mode in ("none", "attention")
+    )
+    assert swapped["gradient_digest"] == none["gradient_digest"]
+    assert swapped["reloaded_bytes"] == swapped["offloaded_bytes"] > 0
+    assert none["offloaded_bytes"] == 0
+    assert swapped["machine"]["gpu"] is None

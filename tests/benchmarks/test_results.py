@@ -11,8 +11,8 @@ import pytest
 from benchmarks.lanes import lanes_of
 from benchmarks.pages import render
 from benchmarks.plots import plot_growth, plot_memory_and_time, plot_timeline
-from benchmarks.results import Result, compare, load, summary
-from benchmarks.tables import growth_lines, table
+from benchmarks.results import Result, compare, load, read, summary
+from benchmarks.tables import cost_table, growth_lines, table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,6 +63,96 @@ def test_out_of_memory_is_a_row_of_the_table_and_none_of_the_summary() -> None:
     rows = summary([lost, trained])
     assert [(row["mode"], row["step_time_ratio"]) for row in rows] == [("attention", None)]
     assert rows[0]["outcome_none"] == "out of memory"
+
+
+def write(folder: Path, name: str, known: Result, **changes: Any) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(known.record | changes), encoding="utf-8")
+
+
+def steps(docs: Path) -> dict[str, list[tuple[str, int, float | None]]]:
+    """Return what is kept: mode, tokens and time of each measurement, by the name of its file."""
+    return {
+        path.stem: [
+            (known.mode, known.tokens, known.figures.get("step_ms")) for known in read(path)
+        ]
+        for path in sorted((docs / "results").glob("*.json"))
+    }
+
+
+MADE = {
+    "shape": "tiny",
+    "lr": 0.0,
+    "warmup": 1,
+    "steps": 1,
+    "machine": {
+        "torch": "2.11.0",
+        "transformers": "5.17.0",
+        "python": "3.12",
+        "gpu": "a GPU",
+        "cpu": "a CPU",
+    },
+}
+"""What a page asks of a record beside its figures."""
+
+
+def test_a_part_that_is_made_again_replaces_nothing_else(tmp_path: Path) -> None:
+    docs, first, part = (tmp_path / name for name in ("docs", "first", "part"))
+    short = result("none", tokens=1024, step_ms=100.0, peak_bytes=GB)
+    write(first, "single-00-none-00", short, command="run single", **MADE)
+    write(first, "single-00-none-01", NONE, command="run single", **MADE)
+    write(first, "single-01-attention-00", SWAPPED, command="run single", **MADE)
+    render([first], docs)
+    kept = steps(docs)
+    assert len(kept) == 3
+    again = result("none", step_ms=480.0, peak_bytes=100 * GB)
+    # Its number in a run of one length alone is that of another length in the whole run.
+    write(part, "single-00-none-00", again, command="run single --tokens 4096", **MADE)
+    render([part], docs)
+    del kept["single-00-none-01"]
+    assert steps(docs) == {**kept, "single-00-none-00-more": [("none", 4096, 480.0)]}
+    page = (docs / "single.md").read_text(encoding="utf-8")
+    assert "- command: `run single`, `run single --tokens 4096`" in page
+    assert "| none | 4,096 | 48 | 480.0 |" in page
+
+
+@pytest.mark.parametrize("outcome", ["failed", "not run"])
+def test_what_did_not_get_so_far_replaces_no_figures(tmp_path: Path, outcome: str) -> None:
+    docs, first, second = (tmp_path / name for name in ("docs", "first", "second"))
+    write(first, "single-01-attention-00", SWAPPED, command="run single", **MADE)
+    render([first], docs)
+    kept = steps(docs)
+    point = {**SWAPPED.record["point"], "layers": None}
+    broken: dict[str, Any] = {
+        "outcome": outcome,
+        "reason": "too slow",
+        "figures": {},
+        "machine": None,
+    }
+    write(second, "single-01-attention-00", SWAPPED, **(MADE | {"point": point} | broken))
+    render([second], docs)
+    assert steps(docs) == kept
+    write(second, "single-01-attention-00", SWAPPED, command="run", **MADE, outcome="out of memory")
+    render([second], docs)
+    lost = (docs / "results" / "single-01-attention-00.json").read_text(encoding="utf-8")
+    assert json.loads(lost)["outcome"] == "out of memory", "that is a result"
+
+
+def test_a_page_tells_apart_what_failed_and_whether_gradients_were_applied(tmp_path: Path) -> None:
+    docs, folder = tmp_path / "docs", tmp_path / "folder"
+    point = {"tokens": 2048, "layers": 12, "policy": {}}
+    for number in (2, 4):
+        more = MADE | {"point": point | {"microbatches": number}, "outcome": "failed"}
+        write(folder, f"growth-{number}", SWAPPED, command="run", run="growth", **more)
+    write(folder, "cost", NONE, command="run", **(MADE | {"run": "cost", "update": False}))
+    render([folder], docs)
+    growth = (docs / "growth.md").read_text(encoding="utf-8")
+    assert "- attention, 2 x 2,048 tokens: failed" in growth
+    assert "- attention, 4 x 2,048 tokens: failed" in growth
+    assert "its kernels run" in growth
+    cost = (docs / "cost.md").read_text(encoding="utf-8")
+    assert "no kernel applies them" in cost
+    assert "its kernels run" not in cost
 
 
 def test_a_note_is_on_the_page_and_what_was_not_measured_on_the_overview(tmp_path: Path) -> None:
@@ -118,6 +208,13 @@ def test_growth_is_measured_against_a_line() -> None:
         "- saved_bytes over layers: 1e+09 bytes each, at most 0.00% off the line",
         "- step_ms over layers: 10 ms each, at most 0.00% off the line",
     ]
+
+
+def test_the_cost_of_the_hooks_is_by_layer_and_none_of_the_clocks_is_left_out() -> None:
+    clocks = ("forward_queued_ms", "step_queued_ms", "step_ms", "back_to_back_ms")
+    none = result("none", **dict.fromkeys(clocks, 480.0))
+    hooked = result("no_copies", **dict(zip(clocks, (528.0, 504.0, 480.0, 576.0), strict=True)))
+    assert cost_table([none, hooked])[-1] == "| 4,096 | 1.000 | 0.500 | 0.000 | 2.000 |"
 
 
 def event(name: str, stream: int, start: float, *, kind: str = "kernel") -> dict[str, Any]:
