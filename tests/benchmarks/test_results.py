@@ -212,8 +212,9 @@ def test_growth_is_measured_against_a_line() -> None:
 
 def test_the_cost_of_the_hooks_is_by_layer_and_none_of_the_clocks_is_left_out() -> None:
     clocks = ("forward_queued_ms", "step_queued_ms", "step_ms", "back_to_back_ms")
-    none = result("none", **dict.fromkeys(clocks, 480.0))
-    hooked = result("no_copies", **dict(zip(clocks, (528.0, 504.0, 480.0, 576.0), strict=True)))
+    without: dict[str, Any] = dict.fromkeys(clocks, 480.0)
+    with_hooks: dict[str, Any] = dict(zip(clocks, (528.0, 504.0, 480.0, 576.0), strict=True))
+    none, hooked = result("none", **without), result("no_copies", **with_hooks)
     assert cost_table([none, hooked])[-1] == "| 4,096 | 1.000 | 0.500 | 0.000 | 2.000 |"
 
 
