@@ -540,6 +540,14 @@ class Reason(Enum):
         fix="leave --resume out, or set pp_size: 1",
         consequence=_NOTHING_RUN,
     )
+    NO_EXPERTS_CHOICE = ReasonSpec(
+        code="AS414",
+        kind=RejectedError,
+        summary="this transformers release has one implementation of experts, and no choice",
+        expected="transformers >= 5.0, or experts_implementation left out",
+        fix="leave model.experts_implementation out, or install a newer transformers",
+        consequence=_NOTHING_RUN,
+    )
     # AS5xx: pipelines: schedules, plans and verbs.
     SCHEDULE_TEXT = ReasonSpec(
         code="AS501",

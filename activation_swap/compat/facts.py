@@ -4,7 +4,8 @@
 One table for each fact, since they change independently. A row says which releases it holds for,
 the value, what changed upstream, and when the row may be deleted. This is the only place that
 compares versions. The probe confirms each value on the live model, so that a wrong row refuses a
-model and never trains a wrong one.
+model and never trains a wrong one. The last two say how the reference trainer builds a model; there
+a wrong row fails before there is one.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ __all__ = [
     "CACHE_ARGUMENTS",
     "CHECKPOINT_FLAG",
     "CHECKPOINT_SITE",
+    "DTYPE_ARGUMENT",
+    "EXPERTS_ARGUMENT",
     "FACTS",
     "LAYER_CLASS",
     "LAYER_CONTAINER",
@@ -223,6 +226,42 @@ CHECKPOINT_FLAG: Final = Fact(
     ),
 )
 
+DTYPE_ARGUMENT: Final = Fact(
+    name="name of the argument of from_config for the dtype of the weights",
+    rows=(
+        Row(
+            versions=SpecifierSet(">=4.51.dev0,<4.56.dev0"),
+            value="torch_dtype",
+            changed="so since Qwen3-MoE was added in 4.51",
+            delete_when="4.55 is no longer supported",
+        ),
+        Row(
+            versions=SpecifierSet(">=4.56.dev0"),
+            value="dtype",
+            changed="torch_dtype was renamed to dtype",
+            delete_when="a newer row exists and 5.24 is no longer supported",
+        ),
+    ),
+)
+
+EXPERTS_ARGUMENT: Final[Fact[str | None]] = Fact(
+    name="name of the argument of from_config for the experts' implementation",
+    rows=(
+        Row(
+            versions=SpecifierSet(">=4.51.dev0,<5.dev0"),
+            value=None,
+            changed="so since Qwen3-MoE was added in 4.51: there is one implementation",
+            delete_when="4.57 is no longer supported",
+        ),
+        Row(
+            versions=SpecifierSet(">=5.dev0"),
+            value="experts_implementation",
+            changed="the experts became one module whose computation can be chosen",
+            delete_when="a newer row exists and 5.24 is no longer supported",
+        ),
+    ),
+)
+
 FACTS: Final[tuple[Fact[Any], ...]] = (
     STACK_CLASS,
     LAYER_CLASS,
@@ -233,5 +272,7 @@ FACTS: Final[tuple[Fact[Any], ...]] = (
     RETURN_ARITY,
     CHECKPOINT_SITE,
     CHECKPOINT_FLAG,
+    DTYPE_ARGUMENT,
+    EXPERTS_ARGUMENT,
 )
 """All of them, for the tests and the documentation."""

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from packaging.version import Version
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+from activation_swap.compat.facts import DTYPE_ARGUMENT, EXPERTS_ARGUMENT
+from activation_swap.compat.release import installed_release
 from activation_swap.errors import Reason
 from activation_swap.trainer.presets import PRESETS
 
@@ -36,15 +39,11 @@ def build_model(section: ModelSection, *, device: torch.device, seed: int) -> Pr
         The model in training mode.
 
     Raises:
-        RejectedError: AS404 when the source is no readable configuration.
+        RejectedError: AS404 when the source is no readable configuration, AS414 when this
+            Transformers release has no choice of experts.
     """
     config = read_model_config(section)
-    options: dict[str, Any] = {
-        "dtype": getattr(torch, section.dtype),
-        "attn_implementation": section.attn_implementation,
-    }
-    if section.experts_implementation is not None:
-        options["experts_implementation"] = section.experts_implementation
+    options = _options(section)
     torch.manual_seed(seed)
     with device:
         # Transformers draws where the context says: 30 billion weights take seconds on a GPU.
@@ -68,6 +67,24 @@ def read_model_config(section: ModelSection) -> Any:
             expected=f"a preset ({', '.join(PRESETS)}), a directory with a Hugging Face "
             "config.json, or such a JSON file, with a model_type that Transformers knows",
         ) from error
+
+
+def _options(section: ModelSection) -> dict[str, Any]:
+    """Return what ``from_config`` is told, by the names that this Transformers release has."""
+    version = Version(installed_release())
+    options = {
+        DTYPE_ARGUMENT.at(version): getattr(torch, section.dtype),
+        "attn_implementation": section.attn_implementation,
+    }
+    if section.experts_implementation is not None:
+        argument = EXPERTS_ARGUMENT.at(version)
+        if argument is None:
+            raise Reason.NO_EXPERTS_CHOICE.error(
+                found=f"{section.experts_implementation} with transformers {version}",
+                where="model.experts_implementation",
+            )
+        options[argument] = section.experts_implementation
+    return options
 
 
 def _fields(source: str) -> Mapping[str, Any]:

@@ -15,6 +15,8 @@ from activation_swap.compat.facts import (
     ATTENTION_SIGNATURE,
     CHECKPOINT_FLAG,
     CHECKPOINT_SITE,
+    DTYPE_ARGUMENT,
+    EXPERTS_ARGUMENT,
     FACTS,
     SUPPORTED,
     TESTED,
@@ -98,6 +100,13 @@ def test_measured_checkpointing(
     for minor in minors:
         assert CHECKPOINT_SITE.at(Version(f"{minor}.0")) is site
         assert CHECKPOINT_FLAG.at(Version(f"{minor}.0")) is flag
+
+
+def test_measured_names_of_what_a_model_is_built_with() -> None:
+    dtypes = [DTYPE_ARGUMENT.at(Version(f"{minor}.0")) for minor in MINORS]
+    assert dtypes == ["torch_dtype"] * 5 + ["dtype"] * 27
+    experts = [EXPERTS_ARGUMENT.at(Version(f"{minor}.0")) for minor in MINORS]
+    assert experts == [None] * 7 + ["experts_implementation"] * 25
 
 
 def test_every_tested_minor_passed_the_matrix() -> None:

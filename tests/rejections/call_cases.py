@@ -274,6 +274,9 @@ CALL_CASES = (
     CallCase(Reason.UNREADABLE_CONFIG, "config-unreadable", trainer_calls.unreadable_config),
     CallCase(Reason.DEVICE_UNAVAILABLE, "device-absent", trainer_calls.absent_device),
     CallCase(Reason.UNREADABLE_MODEL, "model-unreadable", trainer_calls.unreadable_model),
+    CallCase(
+        Reason.NO_EXPERTS_CHOICE, "experts-no-choice", trainer_calls.experts_of_an_old_release
+    ),
     CallCase(Reason.NO_TRAINING_DATA, "data-absent", trainer_calls.no_data),
     CallCase(
         Reason.UNREADABLE_TOKENIZER, "tokenizer-unreadable", trainer_calls.unreadable_tokenizer

@@ -56,6 +56,17 @@ def unreadable_model(_: Any) -> None:
     read_model_config(ModelSection(source="no-such-preset"))
 
 
+def experts_of_an_old_release(_: Any) -> None:
+    from activation_swap.trainer import model
+    from activation_swap.trainer.config import ModelSection
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "installed_release", lambda: "4.57.6")
+        model.build_model(
+            ModelSection(experts_implementation="grouped_mm"), device=torch.device("cpu"), seed=0
+        )
+
+
 def no_data(_: Any) -> None:
     from activation_swap.trainer.config import DataSection
     from activation_swap.trainer.corpus import open_corpus
