@@ -32,7 +32,14 @@ if TYPE_CHECKING:
 
     from activation_swap.trainer.optimizer import Optimizer
 
-__all__ = ["CheckpointStore", "RunState", "read_state", "restore_checkpoint", "write_checkpoint"]
+__all__ = [
+    "CheckpointStore",
+    "RunState",
+    "read_state",
+    "reading_checkpoint",
+    "restore_checkpoint",
+    "write_checkpoint",
+]
 
 _FORMAT = 1
 _NAME = re.compile(r"step-(\d{8,})")
@@ -137,7 +144,7 @@ def read_state(directory: Path) -> RunState:
     Raises:
         RejectedError: AS409 when the state is missing, cut off or of another format.
     """
-    with _reading(directory):
+    with reading_checkpoint(directory):
         data = json.loads((directory / _STATE).read_text("utf-8"))
         _check_format(data["format"])
         return RunState(
@@ -164,7 +171,7 @@ def restore_checkpoint(
     Raises:
         RejectedError: AS409 when a file is missing, cut off or not of this model.
     """
-    with _reading(directory):
+    with reading_checkpoint(directory):
         load_model(model, str(directory / _WEIGHTS))
         rest = torch.load(directory / _OPTIMIZER, map_location="cpu", weights_only=True)
         optimizer.load_state_dict(rest["optimizer"])
@@ -172,7 +179,15 @@ def restore_checkpoint(
 
 
 @contextmanager
-def _reading(directory: Path) -> Iterator[None]:
+def reading_checkpoint(directory: Path) -> Iterator[None]:
+    """Turn what damaged files raise inside of the block into AS409.
+
+    Args:
+        directory: The checkpoint that the block reads.
+
+    Raises:
+        RejectedError: AS409.
+    """
     try:
         yield
     except (

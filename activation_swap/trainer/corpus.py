@@ -25,6 +25,8 @@ __all__ = ["Corpus", "open_corpus"]
 
 _BYTES = 256
 _END_OF_DOCUMENT = b"\0"
+# A tokenizer may lie beside weights, which are large and decide no token.
+_TOKENIZER_SUFFIXES = frozenset({".json", ".model", ".txt"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +37,7 @@ class Corpus:
         documents: Paths of non-empty files.
         encode: From a file's content to its token ids, int64 on the CPU.
         vocab_size: Token ids are below this.
-        digest: Changes when a document is added, removed, renamed or resized.
+        digest: Changes with the name or content of a document or of a file of the tokenizer.
     """
 
     documents: tuple[Path, ...]
@@ -55,29 +57,28 @@ def open_corpus(section: DataSection, *, vocab_size: int) -> Corpus:
         The corpus.
 
     Raises:
-        RejectedError: AS405 when no non-empty file matches, AS406 when the tokenizer cannot be
-            read, AS407 when it has more tokens than the model.
+        RejectedError: AS405 when no file matches or none gives a token, AS406 when the tokenizer
+            cannot be read, AS407 when it has more tokens than the model.
     """
     patterns = section.files
     paths = _standard_library() if patterns is None else _matches(patterns)
-    sizes = {path: path.stat().st_size for path in paths}
-    documents = tuple(path for path in paths if sizes[path] > 0)
-    if not documents:
+    documents = tuple(path for path in paths if path.stat().st_size > 0)
+    encode, needed = _encoder(section.tokenizer)
+    if not any(len(encode(path.read_bytes())) for path in documents):
         raise Reason.NO_TRAINING_DATA.error(
-            found=f"{len(paths)} files, 0 of them with content, for {list(patterns or ())}",
+            found=f"no token in {len(paths)} files, {len(documents)} of them with content, "
+            f"for {list(patterns or ())}",
             where="data.files",
         )
-    encode, needed = _encoder(section.tokenizer)
     if needed > vocab_size:
         raise Reason.VOCABULARY_TOO_SMALL.error(
             found=f"a tokenizer of {needed} tokens, a model of {vocab_size}", where="data.tokenizer"
         )
-    listing = json.dumps([(path.name, sizes[path]) for path in documents])
     return Corpus(
         documents=documents,
         encode=encode,
         vocab_size=needed,
-        digest=hashlib.sha256(listing.encode()).hexdigest(),
+        digest=_digest([*documents, *_tokenizer_files(section.tokenizer)]),
     )
 
 
@@ -92,6 +93,21 @@ def _matches(patterns: tuple[str, ...]) -> list[Path]:
     names = (name for pattern in patterns for name in glob.glob(pattern, recursive=True))  # noqa: PTH207
     found = {Path(name) for name in names}
     return sorted(path for path in found if path.is_file())
+
+
+def _tokenizer_files(tokenizer: Path | None) -> list[Path]:
+    if tokenizer is None:
+        return []
+    return sorted(path for path in tokenizer.iterdir() if path.suffix in _TOKENIZER_SUFFIXES)
+
+
+def _digest(paths: list[Path]) -> str:
+    whole = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        whole.update(json.dumps([path.name, content]).encode())
+    return whole.hexdigest()
 
 
 def _encoder(tokenizer: Path | None) -> tuple[Callable[[bytes], torch.Tensor], int]:

@@ -28,12 +28,25 @@ class Position:
 
 
 class TokenStream:
-    """Reads a corpus document by document, and again from the start when it ends."""
+    """Reads a corpus document by document, and again from the start when it ends.
+
+    Args:
+        corpus: What is read.
+        position: Where to begin. (Default: at the start)
+
+    Raises:
+        ValueError: The corpus has no such position.
+    """
 
     def __init__(self, corpus: Corpus, position: Position | None = None) -> None:
         self._corpus = corpus
         self._position = Position() if position is None else position
-        self._tokens = self._read(self._position.document)
+        document, offset = self._position.document, self._position.offset
+        known = 0 <= document < len(corpus.documents)
+        self._tokens = self._read(document) if known else torch.empty(0)
+        if not known or not 0 <= offset <= len(self._tokens):
+            msg = f"there is no token {offset} of document {document}"
+            raise ValueError(msg)
 
     @property
     def position(self) -> Position:

@@ -41,8 +41,9 @@ TRANSLATED = {
     ("trainer/config.py", "ValueError"),
     # load_config turns it into AS402, which also says where.
     ("trainer/config.py", "TypeError"),
-    # _reading turns it into AS409.
+    # reading_checkpoint turns it into AS409.
     ("trainer/checkpoint.py", "ValueError"),
+    ("trainer/stream.py", "ValueError"),
     # What Python raises through a weak reference; only a caller's own fault can bring it about.
     ("core/schedule/torch_pipelining.py", "ReferenceError"),
     # argparse turns it into its own message and exit status.

@@ -57,6 +57,16 @@ def test_position_is_of_the_next_token(tmp_path: Path) -> None:
     assert stream.position == Position(document=1, offset=1)
 
 
+@pytest.mark.parametrize("position", [(2, 0), (-1, 0), (0, 4), (0, -1)])
+def test_position_outside_of_the_corpus_is_refused(
+    position: tuple[int, int], tmp_path: Path
+) -> None:
+    corpus = corpus_of(tmp_path, b"ab", b"c")
+    document, offset = position
+    with pytest.raises(ValueError, match=f"no token {offset} of document {document}"):
+        TokenStream(corpus, Position(document=document, offset=offset))
+
+
 def test_default_is_the_standard_library_without_installed_packages() -> None:
     corpus = open_corpus(DataSection(), vocab_size=256)
     root = Path(sysconfig.get_path("stdlib"))
@@ -74,6 +84,7 @@ def test_digest_sees_the_list_of_documents(tmp_path: Path) -> None:
     before = corpus_of(tmp_path, b"abc").digest
     assert corpus_of(tmp_path, b"abc").digest == before
     assert corpus_of(tmp_path, b"abcd").digest != before
+    assert corpus_of(tmp_path, b"abd").digest != before
     assert corpus_of(tmp_path, b"abc", b"d").digest != before
 
 
@@ -90,10 +101,10 @@ def test_small_vocabulary_is_rejected() -> None:
     assert caught.value.reason is Reason.VOCABULARY_TOO_SMALL
 
 
-def test_local_tokenizer(tmp_path: Path) -> None:
+def word_tokenizer(directory: Path, *, end: str | None = "<end>") -> Path:
     words = {"<end>": 0, "a": 1, "b": 2}
-    (tmp_path / "tokenizer").mkdir()
-    (tmp_path / "tokenizer" / "tokenizer.json").write_text(
+    directory.mkdir(exist_ok=True)
+    (directory / "tokenizer.json").write_text(
         json.dumps(
             {
                 "version": "1.0",
@@ -103,17 +114,53 @@ def test_local_tokenizer(tmp_path: Path) -> None:
             }
         )
     )
-    (tmp_path / "tokenizer" / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>"})
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end})
     )
+    return directory
+
+
+def test_local_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("b a b")
-    section = DataSection(files=(str(tmp_path / "words.txt"),), tokenizer=tmp_path / "tokenizer")
+    section = DataSection(
+        files=(str(tmp_path / "words.txt"),), tokenizer=word_tokenizer(tmp_path / "tokenizer")
+    )
     stream = TokenStream(open_corpus(section, vocab_size=3))
     tokens = stream.take(batch_size=1, sequence_length=8)
     assert tokens.tolist() == [[2, 1, 2, 0, 2, 1, 2, 0]]
     with pytest.raises(RejectedError) as caught:
         open_corpus(section, vocab_size=2)
     assert caught.value.reason is Reason.VOCABULARY_TOO_SMALL
+
+
+def test_documents_without_a_token_are_passed_over(tmp_path: Path) -> None:
+    for name, words in {"1": " ", "2": "b a", "3": "\n"}.items():
+        (tmp_path / f"{name}.txt").write_text(words)
+    tokenizer = word_tokenizer(tmp_path / "tokenizer", end=None)
+    section = DataSection(files=(str(tmp_path / "*.txt"),), tokenizer=tokenizer)
+    stream = TokenStream(open_corpus(section, vocab_size=3))
+    assert stream.take(batch_size=1, sequence_length=5).tolist() == [[2, 1, 2, 1, 2]]
+
+
+def test_text_that_gives_no_token_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "1.txt").write_text(" ")
+    (tmp_path / "2.txt").write_text("\n")
+    tokenizer = word_tokenizer(tmp_path / "tokenizer", end=None)
+    section = DataSection(files=(str(tmp_path / "*.txt"),), tokenizer=tokenizer)
+    with pytest.raises(RejectedError, match="no token in 2 files, 2 of them with") as caught:
+        open_corpus(section, vocab_size=3)
+    assert caught.value.reason is Reason.NO_TRAINING_DATA
+
+
+def test_digest_sees_the_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "1.txt").write_text("a b")
+    tokenizer = word_tokenizer(tmp_path / "tokenizer")
+    section = DataSection(files=(str(tmp_path / "1.txt"),), tokenizer=tokenizer)
+    before = open_corpus(section, vocab_size=3).digest
+    (tokenizer / "model.safetensors").write_bytes(b"weights beside it are not read")
+    assert open_corpus(section, vocab_size=3).digest == before
+    word_tokenizer(tokenizer, end=None)
+    assert open_corpus(section, vocab_size=3).digest != before
 
 
 @pytest.mark.parametrize("exists", [False, True], ids=["missing", "empty"])

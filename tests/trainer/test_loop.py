@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -124,11 +125,38 @@ def test_checkpoint_of_another_run_is_rejected(
     assert caught.value.found == f"other values for {key}"
 
 
-def test_changed_text_is_rejected(make_config: MakeConfig, text: Path) -> None:
+@pytest.mark.parametrize("name", ["a.txt", "d.txt"], ids=["changed", "added"])
+def test_changed_text_is_rejected(name: str, make_config: MakeConfig, text: Path) -> None:
+    """Of the same size too."""
     train(make_config(checkpoint={"every": 4}))
-    (text / "d.txt").write_text("more")
+    (text / name).write_text("A" * (text / "a.txt").stat().st_size)
     with pytest.raises(RejectedError, match=r"other values for data \(content\)"):
         train(make_config(steps=5), resume=True)
+
+
+@pytest.mark.parametrize("position", [{"document": 9}, {"document": 0, "offset": 10**6}, {"a": 1}])
+def test_position_that_is_not_in_the_text_is_a_damaged_checkpoint(
+    position: dict[str, int], make_config: MakeConfig
+) -> None:
+    config = make_config(checkpoint={"every": 4})
+    train(config)
+    path = config.output / "checkpoints" / "step-00000004" / "state.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"position": position}))
+    with pytest.raises(RejectedError) as caught:
+        train(config, resume=True)
+    assert caught.value.reason is Reason.DAMAGED_CHECKPOINT
+
+
+def test_threads_of_the_cpu_decide_the_numbers_of_a_cpu_alone(make_config: MakeConfig) -> None:
+    config = make_config(checkpoint={"every": 4})
+    train(config)
+    (checkpoint,) = CheckpointStore(config.output / "checkpoints", keep=2).complete()
+    trainer = Trainer(make_config(cpu_threads=2))
+    with pytest.raises(RejectedError, match="other values for cpu_threads"):
+        trainer.resume(checkpoint)
+    trainer.device = torch.device("cuda")
+    trainer.resume(checkpoint)
+    assert trainer.done == 4
 
 
 def test_swap_may_change_at_a_resume(make_config: MakeConfig, tmp_path: Path) -> None:
