@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,36 @@ def test_what_it_costs_is_said_where_people_decide(name: str) -> None:
         (line,) = re.findall(rf"^\| {row['tokens']:,} .*", page(name), flags=re.MULTILINE)
         ratio = row["step_time_ratio"]
         assert "out of memory" in line if ratio is None else f"| {ratio:.3f} |" in line
+
+
+BLOCKS = runpy.run_path(str(DOCS / "generate_pages.py"))["BLOCKS"]
+OTHER_SET_UPS = ["fsdp2", "fsdp2-2", "lora", "pipeline-stage", "pipeline-2"]
+
+
+@pytest.mark.parametrize("run", OTHER_SET_UPS)
+@pytest.mark.parametrize("name", ["../README.md", "index.md", "guide/when-not-to-use.md"])
+def test_what_other_set_ups_cost_is_said_there_with_the_drift(name: str, run: str) -> None:
+    rows = [row for row in json.loads(page("benchmarks/summary.json")) if row["name"] == run]
+    text = page(name)
+
+    for mode in ("attention", "none"):
+        ratios = [row["step_time_ratio"] for row in rows if row["mode"] == mode]
+        assert ratios
+        # Of `none` the first time is 1 by definition; the sentence has the extremes of all runs.
+        if mode == "attention" or "elsewhere" in text:
+            for ratio in {min(ratios), max(ratios)} - {1.0}:
+                assert f"{ratio:.3f}" in text
+    assert re.search(r"`none` (measured )?again", text)
+
+
+@pytest.mark.parametrize("name", sorted(BLOCKS))
+def test_a_note_on_what_was_measured_is_beside_its_figures(name: str) -> None:
+    rows = json.loads(page("benchmarks/summary.json"))
+    plain = [{key: value for key, value in row.items() if key != "note"} for row in rows]
+    noted = [row | {"note": "the machine was busy"} for row in plain]
+
+    assert "Note" not in "\n".join(BLOCKS[name](plain))
+    assert "the machine was busy." in "\n".join(BLOCKS[name](noted))
 
 
 def test_counters_of_the_policy_page_exist() -> None:
