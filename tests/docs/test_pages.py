@@ -84,7 +84,7 @@ def test_what_it_costs_is_said_where_people_decide(name: str) -> None:
         assert "out of memory" in line if ratio is None else f"| {ratio:.3f} |" in line
 
 
-BLOCKS = runpy.run_path(str(DOCS / "generate_pages.py"))["BLOCKS"]
+BLOCKS = runpy.run_path(str(DOCS / "figures.py"))["BLOCKS"]
 OTHER_SET_UPS = ["fsdp2", "fsdp2-2", "lora", "pipeline-stage", "pipeline-2"]
 
 
