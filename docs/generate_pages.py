@@ -150,7 +150,10 @@ def _error(reason: Reason) -> Iterator[str]:
     spec = reason.value
     builtin = next(base for base in spec.kind.__mro__ if base.__module__ == "builtins")
     yield from ("", f"({spec.code.lower()})=", "", f"### {spec.code}: {spec.summary}", "")
-    yield f"`{spec.kind.__name__}`, a `{builtin.__name__}`. {_sentence(spec.consequence)}"
+    yield (
+        f"`Reason.{reason.name}`, raised as `{spec.kind.__name__}`, a `{builtin.__name__}`. "
+        f"{_sentence(spec.consequence)}"
+    )
     yield from ("", f"- Expected: {spec.expected}.", f"- Fix: {spec.fix}.")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order without pipeline parallelism: layer by layer, one group behind and one ahead."""
+"""The order without pipeline parallelism: layer by layer, a window of groups behind."""
 
 from __future__ import annotations
 
@@ -47,11 +47,12 @@ class _Position(threading.local):
 
 
 class LayerChain:
-    """Offloads each attention's group at its end, and releases the one before.
+    """Offloads each attention's group at its end, and releases the one a window before.
 
-    Releasing a group when the next one ends gives the copy the time of one layer to finish beside
-    compute, and bounds the forward's device memory to two groups. The last group of the model
-    stays: its backward is next.
+    With a window of one, releasing a group when the next one ends gives the copy the time of one
+    gap to finish beside compute, and bounds the forward's device memory to two groups; with two, it
+    is the time of two gaps, and three groups. The last group of the model stays: its backward is
+    next.
 
     Args:
         engine: What moves the groups.
