@@ -492,12 +492,12 @@ class Reason(Enum):
         fix="set model.overrides.vocab_size, or use another tokenizer",
         consequence=_NOTHING_RUN,
     )
-    CHECKPOINTS_IN_THE_WAY = ReasonSpec(
+    EARLIER_RUN_IN_THE_WAY = ReasonSpec(
         code="AS408",
         kind=RejectedError,
-        summary="the output directory holds the checkpoints of an earlier run",
-        expected="an output directory without checkpoints, or --resume",
-        fix="pass --resume to go on from the newest one, or set another output",
+        summary="the output directory holds an earlier run",
+        expected="an output directory without checkpoints and metrics, or --resume",
+        fix="set another output, or pass --resume to go on from the newest checkpoint",
         consequence=_NOTHING_RUN,
     )
     DAMAGED_CHECKPOINT = ReasonSpec(
@@ -546,6 +546,14 @@ class Reason(Enum):
         summary="this transformers release has one implementation of experts, and no choice",
         expected="transformers >= 5.0, or experts_implementation left out",
         fix="leave model.experts_implementation out, or install a newer transformers",
+        consequence=_NOTHING_RUN,
+    )
+    OUTPUT_UNWRITABLE = ReasonSpec(
+        code="AS415",
+        kind=RejectedError,
+        summary="the output directory cannot be made",
+        expected="a path below a directory that this process may write to",
+        fix="set another output",
         consequence=_NOTHING_RUN,
     )
     # AS5xx: pipelines: schedules, plans and verbs.

@@ -30,6 +30,7 @@ from activation_swap.trainer.device import (
 from activation_swap.trainer.metrics import MetricsFile
 from activation_swap.trainer.model import build_model
 from activation_swap.trainer.optimizer import build_optimizer
+from activation_swap.trainer.output import OutputDirectory
 from activation_swap.trainer.progress import step_progress
 from activation_swap.trainer.stream import TokenStream
 
@@ -186,22 +187,21 @@ def train(config: Config, *, resume: bool = False) -> float:
         The loss of the last step, NaN when every step had been done before.
 
     Raises:
-        RejectedError: AS408 when there are checkpoints and ``resume`` is false; and what
-            :class:`Trainer` and :meth:`Trainer.resume` raise.
+        RejectedError: AS408 when there is an earlier run and ``resume`` is false, AS415 when the
+            directory cannot be made; and what :class:`Trainer` and :meth:`Trainer.resume` raise.
     """
-    store = CheckpointStore(config.output / "checkpoints", keep=config.checkpoint.keep)
+    output = OutputDirectory(config.output)
+    if not resume:
+        output.refuse_earlier_run()
+    store = CheckpointStore(output.checkpoints, keep=config.checkpoint.keep)
     checkpoints = store.complete()
-    if checkpoints and not resume:
-        raise Reason.CHECKPOINTS_IN_THE_WAY.error(
-            found=f"{len(checkpoints)} checkpoints", where=str(checkpoints[-1].parent)
-        )
     trainer = Trainer(config)
     if checkpoints:
         trainer.resume(checkpoints[-1])
     loss = float("nan")
     with ExitStack() as stack:
         stack.enter_context(determinism(enabled=config.deterministic))
-        metrics = MetricsFile(config.output / "metrics.jsonl", after_step=trainer.done)
+        metrics = MetricsFile(output.metrics, after_step=trainer.done)
         stack.callback(metrics.close)
         advance = stack.enter_context(step_progress("train", total=config.steps, done=trainer.done))
         while trainer.done < config.steps:

@@ -19,6 +19,7 @@ from activation_swap.trainer.loop import StepResult
 from activation_swap.trainer.metrics import MetricsFile
 from activation_swap.trainer.model import build_model
 from activation_swap.trainer.optimizer import build_optimizer
+from activation_swap.trainer.output import OutputDirectory
 from activation_swap.trainer.progress import step_progress
 from activation_swap.trainer.ranks import join_ranks
 from activation_swap.trainer.stage import Stage, prune, shard
@@ -142,17 +143,21 @@ def train_pipeline(config: Config) -> float:
         The loss of the last step.
 
     Raises:
-        RejectedError: AS412 when torchrun did not start these processes, AS508 when there is no
-            such pipeline.
+        RejectedError: AS408 when the output directory holds an earlier run, AS412 when torchrun
+            did not start these processes, AS415 when the directory cannot be made, AS508 when there
+            is no such pipeline.
     """
     loss = float("nan")
     with ExitStack() as stack:
         ranks = stack.enter_context(join_ranks(device=config.device, pp_size=config.pp_size))
         stack.enter_context(determinism(enabled=config.deterministic))
+        # Every rank looks: none may wait for one that refused.
+        output = OutputDirectory(config.output)
+        output.refuse_earlier_run()
         trainer = PipelineTrainer(config, ranks)
         metrics, advance = None, None
         if dist.get_rank() == 0:
-            metrics = MetricsFile(config.output / "metrics.jsonl", after_step=0)
+            metrics = MetricsFile(output.metrics)
             stack.callback(metrics.close)
             advance = stack.enter_context(step_progress("train", total=config.steps))
         while trainer.done < config.steps:

@@ -115,12 +115,20 @@ def config_at(path: Path, **changes: Any) -> Any:
     return parse_config(raw | changes)
 
 
-def checkpoints_in_the_way(_: Any) -> None:
+def earlier_run_in_the_way(_: Any) -> None:
     from activation_swap.trainer.loop import train as run
 
     with directory() as path:
         run(config_at(path))
         run(config_at(path))
+
+
+def unwritable_output(_: Any) -> None:
+    from activation_swap.trainer.output import OutputDirectory
+
+    with directory() as path:
+        (path / "file").touch()
+        OutputDirectory(path / "file" / "out")
 
 
 def damaged_checkpoint(_: Any) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from activation_swap.errors import Reason, RejectedError
+from activation_swap.trainer import loop
 from activation_swap.trainer.checkpoint import CheckpointStore
 from activation_swap.trainer.loop import Trainer, forward_backward, train
 from activation_swap.trainer.metrics import read_metrics
@@ -100,9 +101,28 @@ def test_checkpoints_of_an_earlier_run_are_not_overwritten(make_config: MakeConf
     before = weights(config)
     with pytest.raises(RejectedError) as caught:
         train(config)
-    assert caught.value.reason is Reason.CHECKPOINTS_IN_THE_WAY
+    assert caught.value.reason is Reason.EARLIER_RUN_IN_THE_WAY
     assert weights(config) == before
     assert len(losses(config)) == 4
+
+
+def test_metrics_of_an_earlier_run_are_not_overwritten(make_config: MakeConfig) -> None:
+    config = make_config()
+    train(config)
+    before = losses(config)
+    with pytest.raises(RejectedError, match="0 checkpoints, metrics of 4 steps"):
+        train(config)
+    assert losses(config) == before
+
+
+def test_output_that_cannot_be_made_is_rejected_before_the_model_is_built(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.delattr(loop, "Trainer")
+    with pytest.raises(RejectedError, match="NotADirectoryError") as caught:
+        train(make_config(output=str(tmp_path / "file" / "out")))
+    assert caught.value.reason is Reason.OUTPUT_UNWRITABLE
 
 
 @pytest.mark.parametrize(

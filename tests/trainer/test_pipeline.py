@@ -37,17 +37,26 @@ CONFIG: dict[str, Any] = {
             "num_attention_heads": 2,
         },
     },
-    "compare": {"digest_steps": 1, "warmup_steps": 0, "timed_steps": 1},
+    "compare": {
+        "digest_steps": 1,
+        "warmup_steps": 0,
+        "timed_steps": 1,
+        "repeat_baseline": True,
+    },
 }
 
 
-def torchrun(directory: Path, processes: int, command: str, **changes: Any) -> None:
+def torchrun(
+    directory: Path, processes: int, command: str, *, returncode: int = 0, **changes: Any
+) -> str:
+    """Return what the processes wrote to stderr."""
     config = directory / "run.yaml"
     config.write_text(yaml.safe_dump({**CONFIG, "output": str(directory), **changes}))
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     arguments = ["-m", "activation_swap.trainer", command, str(config)]
     done = run([sys.executable, *launcher, *arguments], check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == returncode, done.stderr[-4000:]
+    return done.stderr
 
 
 @pytest.mark.timeout(600)
@@ -68,6 +77,7 @@ def test_compare(processes: int, changes: dict[str, Any], tmp_path: Path) -> Non
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["losses_equal"]
     assert report["gradients_equal"]
+    assert report["baseline_repeats"]
     assert [rank["rank"] for rank in report["ranks"]] == list(range(processes))
     for rank in report["ranks"]:
         assert rank["gradients"] > 0
@@ -83,6 +93,8 @@ def test_train(tmp_path: Path) -> None:
     records = [json.loads(line) for line in lines]
     assert [record["step"] for record in records] == [1, 2]
     assert all(record["offloaded_bytes"] > 0 for record in records)
+    assert "AS408" in torchrun(tmp_path, 2, "train", returncode=1)
+    assert (tmp_path / "metrics.jsonl").read_text().splitlines() == lines
 
 
 @pytest.mark.parametrize("command", ["train", "compare"])
