@@ -7,13 +7,14 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from activation_swap.trainer.link_probe import LinkRates
     from activation_swap.trainer.measure import StepTime
+    from activation_swap.trainer.pipeline_compare import RankReport
     from activation_swap.trainer.report import ModeReport, Report
 
-__all__ = ["markdown", "table"]
+__all__ = ["markdown", "rank_table", "table"]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -37,6 +38,21 @@ def table(report: Report) -> list[tuple[str, str, str]]:
     ]
     none, attention = report.modes["none"], report.modes["attention"]
     return [(name, _cell(none, show), _cell(attention, show)) for name, show in rows]
+
+
+def rank_table(ranks: Sequence[RankReport]) -> dict[str, list[str]]:
+    """Return the columns of a pipeline's table: by heading, the cell of each rank."""
+    columns: dict[str, Callable[[RankReport], str]] = {
+        "rank": lambda rank: str(rank.rank),
+        "stages": lambda rank: ", ".join(map(str, rank.stages)),
+        "offloaded": lambda rank: _bytes(rank.offloaded_bytes),
+        "reload misses": lambda rank: str(rank.reload_misses),
+        "resident peak": lambda rank: _bytes(rank.resident_saved_bytes_peak),
+        "waited per step": lambda rank: _seconds(rank.waited_seconds),
+        "hiding fraction": lambda rank: _part(rank.hiding_fraction),
+        "s per step": lambda rank: " > ".join(f"{s:.3f}" for s in rank.step_seconds.values()),
+    }
+    return {name: [show(rank) for rank in ranks] for name, show in columns.items()}
 
 
 def markdown(report: Report) -> str:

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from activation_swap.trainer.link_probe import LinkRates
     from activation_swap.trainer.measure import Measurement, StepTime
 
-__all__ = ["ModeReport", "Report", "build_report"]
+__all__ = ["NOTHING_MOVED", "ModeReport", "Report", "build_report", "first_difference"]
+
+NOTHING_MOVED = (
+    "Nothing was offloaded, so equal bits tell nothing of the swap, and the comparison fails. "
+    "Small storages and those of the last layer stay on the device: try a longer "
+    "`sequence_length`, or more layers."
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,11 +115,12 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing speaks against the swap here.
+        """Whether bytes moved and nothing speaks against the swap here.
 
-        A difference counts only where ``none`` repeats its own bits.
+        A difference counts only where ``none`` repeats its own bits. Where nothing moved, which is
+        so too when ``attention`` ran out of memory, equal bits tell nothing.
         """
-        if self.modes["attention"].out_of_memory:
+        if not self.offloaded_bytes:
             return False
         differs = self.losses_equal is False or self.gradients_equal is False
         return not differs or self.baseline_repeats is False
@@ -144,10 +151,10 @@ def build_report(
         The report.
     """
     complete = not (baseline.out_of_memory or swapped.out_of_memory)
-    difference = _first_difference(baseline, swapped) if complete else None
+    difference = first_difference(baseline, swapped) if complete else None
     repeats = None
     if repeated is not None and not (baseline.out_of_memory or repeated.out_of_memory):
-        repeats = _first_difference(baseline, repeated) is None
+        repeats = first_difference(baseline, repeated) is None
     on_cpu = link is None
     modes: dict[str, ModeReport] = {
         measured.mode: _mode(measured, link=link, steps=config.compare.timed_steps)
@@ -170,7 +177,7 @@ def build_report(
             if on_cpu
             else "the allocator's peak of allocated bytes"
         ),
-        notes=tuple(_notes(config, on_cpu=on_cpu, repeats=repeats)),
+        notes=tuple(_notes(config, attention, on_cpu=on_cpu, repeats=repeats)),
         steps={
             "digested": config.compare.digest_steps,
             "warmup": config.compare.warmup_steps,
@@ -186,6 +193,28 @@ def build_report(
         },
         config=config.model_dump(mode="json"),
     )
+
+
+def first_difference(left: Measurement, right: Measurement) -> str | None:
+    """Return which gradient or loss of two measurements is the first that differs in a bit.
+
+    Args:
+        left: Of as many steps as ``right``.
+        right: What it is compared with.
+
+    Returns:
+        Its step and name, or ``None`` when all are equal.
+    """
+    steps = enumerate(zip(left.gradients, right.gradients, strict=True), start=1)
+    for step, (before, after) in steps:
+        for label in [*before, *(label for label in after if label not in before)]:
+            if before.get(label) != after.get(label):
+                return f"step {step}, gradient of {label}"
+    pairs = zip(_losses(left), _losses(right), strict=True)
+    for step, (loss_before, loss_after) in enumerate(pairs, start=1):
+        if loss_before != loss_after:
+            return f"step {step}, loss"
+    return None
 
 
 def _mode(measured: Measurement, *, link: LinkRates | None, steps: int) -> ModeReport:
@@ -219,20 +248,9 @@ def _losses(measured: Measurement) -> list[str]:
     return [loss.hex() for loss in measured.losses]
 
 
-def _first_difference(left: Measurement, right: Measurement) -> str | None:
-    steps = enumerate(zip(left.gradients, right.gradients, strict=True), start=1)
-    for step, (before, after) in steps:
-        for label in [*before, *(label for label in after if label not in before)]:
-            if before.get(label) != after.get(label):
-                return f"step {step}, gradient of {label}"
-    pairs = zip(_losses(left), _losses(right), strict=True)
-    for step, (loss_before, loss_after) in enumerate(pairs, start=1):
-        if loss_before != loss_after:
-            return f"step {step}, loss"
-    return None
-
-
-def _notes(config: Config, *, on_cpu: bool, repeats: bool | None) -> Iterator[str]:
+def _notes(
+    config: Config, attention: ModeReport, *, on_cpu: bool, repeats: bool | None
+) -> Iterator[str]:
     compare = config.compare
     yield (
         f"Losses are compared over all steps, gradients over the first {compare.digest_steps}; "
@@ -246,6 +264,8 @@ def _notes(config: Config, *, on_cpu: bool, repeats: bool | None) -> Iterator[st
             "counted in one more step, which keeps everything. Step times say nothing about a "
             "GPU."
         )
+    if not (attention.offloaded_bytes or attention.out_of_memory):
+        yield NOTHING_MOVED
     if repeats is False:
         yield (
             "`none` does not repeat its own bits here, so a difference is not the swap's; try "

@@ -90,6 +90,15 @@ def test_difference_counts_only_where_the_baseline_repeats() -> None:
     assert (exact.baseline_repeats, exact.passed) == (True, False)
 
 
+@pytest.mark.parametrize("repeated", [None, NONE, replace(NONE, gradients=OTHER_GRADIENT)])
+def test_equal_bits_tell_nothing_where_nothing_moved(repeated: Measurement | None) -> None:
+    kept = SwapStats(kept_bytes={KeepReason.SMALL: 3 << 20})
+    made = report(swapped=replace(ATTENTION, stats=kept), repeated=repeated)
+    assert (made.losses_equal, made.gradients_equal, made.passed) == (True, True, False)
+    assert "- Nothing was offloaded" in markdown(made)
+    assert "Nothing was offloaded" not in markdown(report())
+
+
 @pytest.mark.parametrize(
     ("baseline", "swapped", "passed"),
     [
