@@ -556,6 +556,14 @@ class Reason(Enum):
         fix="set another output",
         consequence=_NOTHING_RUN,
     )
+    TIED_EMBEDDING = ReasonSpec(
+        code="AS416",
+        kind=RejectedError,
+        summary="the head shares its weight with the embedding, which is on another stage",
+        expected="a model with tie_word_embeddings: false, or one stage that has both",
+        fix="set model.overrides.tie_word_embeddings: false, or pp_size: 1",
+        consequence=_NOTHING_RUN,
+    )
     # AS5xx: pipelines: schedules, plans and verbs.
     SCHEDULE_TEXT = ReasonSpec(
         code="AS501",

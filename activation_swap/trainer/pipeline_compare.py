@@ -135,8 +135,8 @@ def compare_pipeline(config: Config) -> PipelineReport:
         The same report on every rank.
 
     Raises:
-        RejectedError: AS412 when torchrun did not start these processes, AS508 when there is no
-            such pipeline.
+        RejectedError: AS412 when torchrun did not start these processes, AS416 when the head is
+            tied to the embedding, AS508 when there is no such pipeline.
     """
     with (
         join_ranks(device=config.device, pp_size=config.pp_size) as ranks,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+from activation_swap.errors import Reason
+
 if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
@@ -28,8 +30,17 @@ def prune(model: PreTrainedModel, layers: range, *, first: bool, last: bool) -> 
 
     Returns:
         ``model``.
+
+    Raises:
+        RejectedError: AS416 when the head shares the embedding's weight and another stage has one
+            of them: each would be trained on its own.
     """
     stack: Any = model.model
+    head: Any = model.lm_head
+    if head.weight is stack.embed_tokens.weight and not (first and last):
+        raise Reason.TIED_EMBEDDING.error(
+            found="lm_head.weight is model.embed_tokens.weight", where="lm_head"
+        )
     stack.layers = nn.ModuleList(stack.layers[number] for number in layers)
     stack.config = copy(stack.config)
     stack.config.num_hidden_layers = len(layers)

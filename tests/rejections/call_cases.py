@@ -277,6 +277,7 @@ CALL_CASES = (
     CallCase(
         Reason.NO_EXPERTS_CHOICE, "experts-no-choice", trainer_calls.experts_of_an_old_release
     ),
+    CallCase(Reason.TIED_EMBEDDING, "embedding-tied", trainer_calls.tied_embedding),
     CallCase(Reason.NO_TRAINING_DATA, "data-absent", trainer_calls.no_data),
     CallCase(
         Reason.UNREADABLE_TOKENIZER, "tokenizer-unreadable", trainer_calls.unreadable_tokenizer

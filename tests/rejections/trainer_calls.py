@@ -67,6 +67,13 @@ def experts_of_an_old_release(_: Any) -> None:
         )
 
 
+def tied_embedding(_: Any) -> None:
+    from activation_swap.trainer.stage import prune
+    from tests.models import VERY_TINY, build
+
+    prune(build(VERY_TINY, tie_word_embeddings=True), range(1), first=True, last=False)
+
+
 def no_data(_: Any) -> None:
     from activation_swap.trainer.config import DataSection
     from activation_swap.trainer.corpus import open_corpus
