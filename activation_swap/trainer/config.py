@@ -8,10 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from activation_swap._request import Mode  # noqa: TC001 - pydantic reads it
 from activation_swap.errors import Reason
+from activation_swap.trainer.plain_yaml import load_plain_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -98,6 +107,24 @@ class SGDSection(_Section):
     lr: _Rate = 1e-3
 
 
+def _optimizer_name(section: Any) -> Any:
+    """Tell the sections apart; the one without a name is of the default optimizer."""
+    if isinstance(section, dict):
+        name = section.get("name", "adamw")
+        return name if isinstance(name, str) else None
+    return getattr(section, "name", None)
+
+
+_Optimizer = Annotated[
+    Annotated[AdamWSection, Tag("adamw")] | Annotated[SGDSection, Tag("sgd_in_backward")],
+    Discriminator(
+        _optimizer_name,
+        custom_error_type="optimizer_name",
+        custom_error_message="a section with name: adamw | sgd_in_backward",
+    ),
+]
+
+
 class CheckpointSection(_Section):
     """When ``train`` saves, below ``output/checkpoints``.
 
@@ -169,7 +196,7 @@ class Config(_Section):
     output: Path = Path("out/run")
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
-    optimizer: Annotated[AdamWSection | SGDSection, Field(discriminator="name")] = AdamWSection()
+    optimizer: _Optimizer = AdamWSection()
     checkpoint: CheckpointSection = CheckpointSection()
     compare: CompareSection = CompareSection()
 
@@ -228,11 +255,11 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
             value is not legal.
     """
     try:
-        raw = yaml.safe_load(path.read_bytes())
+        raw = load_plain_yaml(path.read_bytes())
         raw = {} if raw is None else raw
         for override in overrides:
             _override(raw, override)
-    except (OSError, yaml.YAMLError, TypeError, AttributeError) as error:
+    except (OSError, yaml.YAMLError, ValueError, TypeError, AttributeError) as error:
         raise Reason.UNREADABLE_CONFIG.error(
             found=f"{type(error).__name__}: {error}", where=str(path)
         ) from error
@@ -243,7 +270,7 @@ def parse_config(raw: Any, *, where: str = "config") -> Config:
     """Check what a YAML file or a checkpoint holds.
 
     Args:
-        raw: Plain data, as ``yaml.safe_load`` returns it.
+        raw: Plain data, as :func:`load_plain_yaml` returns it.
         where: Name of the source, for messages.
 
     Returns:
@@ -254,10 +281,9 @@ def parse_config(raw: Any, *, where: str = "config") -> Config:
     """
     try:
         # In JSON a list may become a tuple and a string a path, while all else stays strict.
-        return Config.model_validate_json(json.dumps(raw, default=repr))
-    except ValidationError as error:
-        first, *others = (_describe(details, raw) for details in error.errors())
-        key, found, expected = first
+        return Config.model_validate_json(json.dumps(raw))
+    except (TypeError, ValueError) as error:
+        (key, found, expected), *others = _findings(error, raw)
         raise Reason.INVALID_CONFIG.error(
             found=found,
             where=f"{where}: {key}" if key else where,
@@ -274,7 +300,15 @@ def _override(raw: Any, override: str) -> None:
     *sections, name = key.split(".")
     for section in sections:
         raw = raw.setdefault(section, {})
-    raw[name] = yaml.safe_load(value)
+    raw[name] = load_plain_yaml(value)
+
+
+def _findings(error: Exception, raw: Any) -> list[tuple[str, str, str]]:
+    """Return key, what was found and what is legal, one by one."""
+    if isinstance(error, ValidationError):
+        return [_describe(details, raw) for details in error.errors()]
+    # Of json, which takes no other type and nothing that holds itself.
+    return [("", str(error), "mappings, lists, text, numbers, true, false and null")]
 
 
 def _describe(details: Mapping[str, Any], raw: Any) -> tuple[str, str, str]:

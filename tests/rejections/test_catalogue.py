@@ -41,6 +41,7 @@ TRANSLATED = {
     ("trainer/config.py", "ValueError"),
     # load_config turns it into AS402, which also says where.
     ("trainer/config.py", "TypeError"),
+    ("trainer/plain_yaml.py", "MarkedYAMLError"),
     # reading_checkpoint turns it into AS409.
     ("trainer/checkpoint.py", "ValueError"),
     ("trainer/stream.py", "ValueError"),

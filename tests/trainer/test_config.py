@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from activation_swap.errors import Reason, RejectedError
-from activation_swap.trainer.config import Config, load_config, parse_config
+from activation_swap.trainer.config import AdamWSection, Config, load_config, parse_config
 
 pytestmark = pytest.mark.unit
 
@@ -132,6 +132,26 @@ def test_rejection_names_key_and_value(raw: Any, where: str, found: str) -> None
     assert error.found == found
 
 
+HOLDS_ITSELF: dict[str, Any] = {"model": {}}
+HOLDS_ITSELF["model"]["overrides"] = HOLDS_ITSELF
+
+
+@pytest.mark.parametrize(
+    ("raw", "found"),
+    [
+        ({"output": date(2026, 1, 1)}, "Object of type date is not JSON serializable"),
+        ({"output": Path("out")}, "is not JSON serializable"),
+        ({date(2026, 1, 1): 1}, "keys must be str"),
+        (HOLDS_ITSELF, "Circular reference"),
+    ],
+    ids=["date", "path", "key", "itself"],
+)
+def test_what_is_not_plain_data_is_rejected(raw: dict[Any, Any], found: str) -> None:
+    error = rejection(raw)
+    assert found in error.found
+    assert error.where == "run.yaml"
+
+
 def adamw(**fields: Any) -> dict[str, Any]:
     return {"optimizer": {"name": "adamw", **fields}}
 
@@ -182,7 +202,6 @@ def test_what_is_just_legal(raw: dict[str, Any]) -> None:
         ({"sequence_length": 1}, "sequence_length"),
         ({"seed": -1}, "seed"),
         ({"seed": 2**63}, "seed"),
-        ({"seed": date(2026, 1, 1)}, "seed"),  # YAML knows dates
         ({"cpu_threads": 0}, "cpu_threads"),
         ({"deterministic": 1}, "deterministic"),
         ({"checkpoint": {"keep": 0}}, "checkpoint.keep"),
@@ -197,6 +216,9 @@ def test_what_is_just_legal(raw: dict[str, Any]) -> None:
         (adamw(weight_decay=float("inf")), "optimizer.weight_decay"),
         ({"optimizer": {"name": "sgd_in_backward", "betas": [0, 0]}}, "optimizer.betas"),
         ({"optimizer": {"name": "adam"}}, "optimizer"),
+        ({"optimizer": {"name": None}}, "optimizer"),
+        ({"optimizer": {"name": []}}, "optimizer"),
+        ({"optimizer": {"lr": 0}}, "optimizer.lr"),
         ({"optimizer": "adamw"}, "optimizer"),
         (adamw(betas=[0.9]), "optimizer.betas"),
         (adamw(betas="adamw"), "optimizer.betas"),
@@ -234,6 +256,7 @@ def test_what_does_not_go_together(raw: dict[str, Any], expected: str) -> None:
 def test_unknown_key_lists_the_keys_of_its_section() -> None:
     assert rejection({"data": {"path": "x"}}).expected == "one of files, tokenizer"
     assert "betas" in rejection({"optimizer": {"name": "adamw", "momentum": 1}}).expected
+    assert "adamw | sgd_in_backward" in rejection({"optimizer": {"name": "adam"}}).expected
     assert "activation_swap" in rejection({"activation-swap": "none"}).expected
 
 
@@ -249,13 +272,44 @@ def test_rate_without_a_dot_is_a_number(tmp_path: Path) -> None:
     assert load_config(path).optimizer.lr == 1e-4
 
 
+@pytest.mark.parametrize("value", ["2026-11-29", "2026-13-45", "2026-11-29 10:00:00", "1:30"])
+def test_dates_and_times_are_text(value: str, tmp_path: Path) -> None:
+    assert load_config(write(tmp_path, f"output: {value}\n")).output == Path(value)
+    with pytest.raises(RejectedError, match="steps: '"):
+        load_config(tmp_path / "run.yaml", [f"steps={value}"])
+
+
+def test_alias_of_what_it_is_in_is_rejected(tmp_path: Path) -> None:
+    path = write(tmp_path, "model: &model {overrides: *model}\n")
+    with pytest.raises(RejectedError, match="Circular reference") as caught:
+        load_config(path)
+    assert caught.value.reason is Reason.INVALID_CONFIG
+
+
 def test_frozen() -> None:
     config = parse_config({})
     with pytest.raises(ValidationError):
         config.steps = 3
 
 
-@pytest.mark.parametrize("text", ["a: [", "{a: b: c}"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: [",
+        "{a: b: c}",
+        "steps: 1\nsteps: 2",
+        "model: {dtype: float32, 'dtype': bfloat16}",
+        "1: 1",
+        "on: 1",
+        "[a, b]: 1",
+        "steps: !!int many",
+        "output: !!timestamp 2026-11-29",
+        "output: !!binary aGk=",
+        "output: !!set {a, b}",
+        "output: !!omap [a: 1]",
+        "output: !!pairs [a: 1]",
+    ],
+)
 def test_broken_yaml_is_rejected(text: str, tmp_path: Path) -> None:
     path = write(tmp_path, text)
     with pytest.raises(RejectedError) as caught:
@@ -291,6 +345,14 @@ def test_bad_override_is_rejected(override: str, found: str, tmp_path: Path) -> 
         load_config(write(tmp_path, "steps: 3\n"), [override])
     assert caught.value.reason is Reason.UNREADABLE_CONFIG
     assert caught.value.found == found
+
+
+def test_optimizer_without_a_name_is_the_default_one(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, ""), ["optimizer.lr=1e-4"])
+    assert config.optimizer == AdamWSection(lr=1e-4)
+    assert parse_config({"optimizer": {"betas": [0.5, 0.6]}}) == Config(
+        optimizer=AdamWSection(betas=(0.5, 0.6))
+    )
 
 
 def test_trajectory_leaves_out_where_and_how_long() -> None:
