@@ -463,9 +463,9 @@ class Reason(Enum):
     UNREADABLE_MODEL = ReasonSpec(
         code="AS404",
         kind=RejectedError,
-        summary="the model configuration cannot be read",
+        summary="the model cannot be built from its configuration",
         expected="a preset, a directory with a Hugging Face config.json, or such a JSON file",
-        fix="correct model.source or model.overrides",
+        fix="correct model.source, model.overrides or model.attn_implementation",
         consequence=_NOTHING_RUN,
     )
     NO_TRAINING_DATA = ReasonSpec(

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,13 +20,13 @@ from activation_swap.errors import Reason
 from activation_swap.trainer.presets import PRESETS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from transformers import PreTrainedModel
 
     from activation_swap.trainer.config import ModelSection
 
-__all__ = ["build_model", "read_model_config"]
+__all__ = ["build_model", "read_model_config", "reading_model"]
 
 
 def build_model(section: ModelSection, *, device: torch.device, seed: int) -> PreTrainedModel:
@@ -39,13 +41,13 @@ def build_model(section: ModelSection, *, device: torch.device, seed: int) -> Pr
         The model in training mode.
 
     Raises:
-        RejectedError: AS404 when the source is no readable configuration, AS414 when this
-            Transformers release has no choice of experts.
+        RejectedError: AS404 when the source is no configuration of a model that can be built here,
+            AS414 when this Transformers release has no choice of experts.
     """
     config = read_model_config(section)
     options = _options(section)
     torch.manual_seed(seed)
-    with device:
+    with reading_model(section), device:
         # Transformers draws where the context says: 30 billion weights take seconds on a GPU.
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
     return model.train()
@@ -55,18 +57,57 @@ def read_model_config(section: ModelSection) -> Any:
     """Return the Hugging Face configuration of a model, without the model.
 
     Raises:
-        RejectedError: AS404 when the source is no readable configuration.
+        RejectedError: AS404 when the source is no readable configuration, or has no such field as
+            is to be replaced.
+    """
+    with reading_model(section):
+        source = _fields(section.source)
+        fields = {**source, **section.overrides}
+        config = CONFIG_MAPPING[fields.pop("model_type")].from_dict(fields)
+        _check_names(section.overrides.keys() - source.keys(), config)
+        return config
+
+
+@contextmanager
+def reading_model(section: ModelSection) -> Iterator[None]:
+    """Turn what an unfit configuration raises inside of the block into AS404.
+
+    Args:
+        section: Which model the block reads or builds.
+
+    Raises:
+        RejectedError: AS404.
     """
     try:
-        fields = {**_fields(section.source), **section.overrides}
-        return CONFIG_MAPPING[fields.pop("model_type")].from_dict(fields)
-    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
+        yield
+    except (
+        OSError,
+        ImportError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        StrictDataclassError,
+    ) as error:
         raise Reason.UNREADABLE_MODEL.error(
-            found=f"{type(error).__name__}: {error}",
+            # Transformers may list all that it knows.
+            found=shorten(f"{type(error).__name__}: {error}", width=300, placeholder=" ..."),
             where=f"model.source: {section.source}",
             expected=f"a preset ({', '.join(PRESETS)}), a directory with a Hugging Face "
             "config.json, or such a JSON file, with a model_type that Transformers knows",
         ) from error
+
+
+def _check_names(names: Collection[str], config: Any) -> None:
+    """Refuse names that became attributes of this configuration without being fields of its class.
+
+    Transformers takes any name. One that it understands without having it, such as the
+    ``rope_theta`` of older files, becomes no attribute.
+    """
+    known = {*vars(type(config)()), *config.attribute_map}
+    if strangers := sorted((vars(config).keys() & names) - known):
+        msg = f"{type(config).__name__} has no {', '.join(strangers)}"
+        raise ValueError(msg)
 
 
 def _options(section: ModelSection) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from activation_swap._config import SwapPolicy
 from activation_swap.core.schedule.grid import format_grid
 from activation_swap.trainer.attention_bytes import AttentionBytes, AttentionShape
 from activation_swap.trainer.config import ModelSection
-from activation_swap.trainer.model import read_model_config
+from activation_swap.trainer.model import read_model_config, reading_model
 from activation_swap.trainer.pipeline_plan import PipelineSetup, plan_pipeline
 from activation_swap.trainer.stage_split import usual_stages_per_rank
 
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     model.add_argument(
         "--other-bytes-per-token",
-        type=int,
+        type=_whole,
         default=0,
         help="what else a layer keeps on the device for backward",
     )
@@ -105,6 +105,13 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        msg = f"{text} is not a whole number from 0 on"
+        raise ArgumentTypeError(msg)
+    return int(text)
+
+
 def _positive(text: str) -> float:
     try:
         value = float(text)
@@ -128,14 +135,16 @@ def _setup(arguments: argparse.Namespace) -> PipelineSetup:
     overrides = {
         name: value for name in _OVERRIDES if (value := getattr(arguments, name)) is not None
     }
-    config = read_model_config(ModelSection(source=arguments.model, overrides=overrides))
-    shape = AttentionShape(
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        itemsize=_ITEMSIZE[arguments.dtype],
-    )
+    section = ModelSection(source=arguments.model, overrides=overrides)
+    config = read_model_config(section)
+    with reading_model(section):  # other models have other fields
+        shape = AttentionShape(
+            hidden=config.hidden_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            itemsize=_ITEMSIZE[arguments.dtype],
+        )
     default = usual_stages_per_rank(arguments.schedule)
     return PipelineSetup(
         schedule=arguments.schedule,

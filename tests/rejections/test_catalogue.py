@@ -45,6 +45,8 @@ TRANSLATED = {
     # reading_checkpoint turns it into AS409.
     ("trainer/checkpoint.py", "ValueError"),
     ("trainer/stream.py", "ValueError"),
+    # reading_model turns it into AS404.
+    ("trainer/model.py", "ValueError"),
     # What Python raises through a weak reference; only a caller's own fault can bring it about.
     ("core/schedule/torch_pipelining.py", "ReferenceError"),
     # argparse turns it into its own message and exit status.

@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING, Qwen3MoeForCausalLM
 
 from activation_swap.errors import Reason, RejectedError
 from activation_swap.trainer.config import ModelSection
-from activation_swap.trainer.model import build_model
+from activation_swap.trainer.model import build_model, read_model_config
 from activation_swap.trainer.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -104,6 +104,54 @@ def test_override_of_the_wrong_type_is_rejected() -> None:
     with pytest.raises(RejectedError, match="'hidden_size' expected int") as caught:
         build(overrides={"hidden_size": "wide"})
     assert caught.value.reason is Reason.UNREADABLE_MODEL
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_override_of_no_field_is_rejected(preset: str) -> None:
+    section = ModelSection(
+        source=preset, overrides={"hidden_sise": 8, "layers": 1, "vocab_size": 9}
+    )
+    with pytest.raises(RejectedError, match=r"Qwen3MoeConfig has no hidden_sise, layers") as caught:
+        read_model_config(section)
+    assert caught.value.reason is Reason.UNREADABLE_MODEL
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"num_experts": 16},  # by another name in the class
+        {"rope_theta": 5e5},  # the class makes something else of it
+        {"torch_dtype": "float32"},
+        {"use_cache": False},
+        {"initializer_range": 0.5, "tie_word_embeddings": True},
+        {"of_its_makers": 2},  # in the source
+    ],
+    ids=str,
+)
+def test_override_of_a_field(overrides: dict[str, Any], tmp_path: Path) -> None:
+    fields = {"model_type": "qwen3_moe", "of_its_makers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    config = read_model_config(ModelSection(source=str(tmp_path), overrides=overrides))
+    if "of_its_makers" in overrides:
+        assert config.of_its_makers == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "values", "found"),
+    [
+        ({"model_type": "vit"}, {}, "Unrecognized configuration class"),
+        ({}, {"attn_implementation": "flash_attention_2"}, "FlashAttention2"),
+    ],
+    ids=["not causal", "not installed"],
+)
+def test_model_that_cannot_be_built_is_rejected(
+    fields: dict[str, Any], values: dict[str, Any], found: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**PRESETS["tiny"], **SMALL, **fields}))
+    with pytest.raises(RejectedError, match=found) as caught:
+        build(source=str(tmp_path), **values)
+    assert caught.value.reason is Reason.UNREADABLE_MODEL
+    assert len(caught.value.found) < 400
 
 
 def test_missing_source_is_rejected() -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,6 +13,9 @@ from activation_swap.core.schedule.validation import validate
 from activation_swap.trainer.__main__ import main
 from activation_swap.trainer.attention_bytes import AttentionBytes, AttentionShape
 from activation_swap.trainer.stage_split import split_layers
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.unit
 
@@ -100,9 +103,22 @@ def test_a_fraction_moves_less_and_hides_more(capsys: pytest.CaptureFixture[str]
     assert part["ranks"][0]["saved_bytes_at_peak"] > 0
 
 
+def test_a_model_of_another_shape_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "gpt2"}')
+    assert main(["plan", "--pp-size", "4", "--microbatches", "8", "--model", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("AS404")
+    assert "'num_key_value_heads'" in error
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [
+        ("--other-bytes-per-token", "-1"),
+        ("--other-bytes-per-token", "1e6"),
         ("--tokens", "0"),
         ("--tokens", "1.5"),
         ("--link-gbps", "0"),
