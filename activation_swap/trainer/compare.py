@@ -15,6 +15,7 @@ from rich.table import Table
 from activation_swap.trainer.config import load_config
 from activation_swap.trainer.link_probe import probe_link
 from activation_swap.trainer.measure import measure
+from activation_swap.trainer.output import OutputDirectory
 from activation_swap.trainer.pipeline_compare import compare_pipeline
 from activation_swap.trainer.plot import plot_report
 from activation_swap.trainer.rendering import markdown, table
@@ -47,10 +48,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare, print and write the report; the exit code is 0 only if the comparison passed."""
+    """Compare, print and write the report; the exit code is 0 only if the comparison passed.
+
+    Raises:
+        RejectedError: AS415 when the output directory cannot be made; and what the configuration
+            and the run are refused for.
+    """
     config = load_config(arguments.config, arguments.overrides)
     if config.pp_size > 1:
         return 0 if compare_pipeline(config).passed else 1
+    OutputDirectory(config.output)  # made now, not after the measurement
     report = compare(config)
     write_report(report, config.output)
     _show(report, config.output)

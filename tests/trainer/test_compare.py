@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from activation_swap.trainer import compare as command
 from activation_swap.trainer.__main__ import main
 
 pytestmark = pytest.mark.level0
@@ -35,6 +36,16 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def report(output: Path) -> dict[str, Any]:
     data: dict[str, Any] = json.loads((output / "report.json").read_text())
     return data
+
+
+def test_output_that_cannot_be_made_is_refused_before_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "run.yaml").write_text(f"output: {tmp_path / 'file' / 'out'}\n")
+    monkeypatch.delattr(command, "compare")
+    assert main(["compare", str(tmp_path / "run.yaml")]) == 2
+    assert capsys.readouterr().err.startswith("AS415")
 
 
 def test_bits_are_equal(report: dict[str, Any]) -> None:
