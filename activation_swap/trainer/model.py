@@ -104,7 +104,9 @@ def _check_names(names: Collection[str], config: Any) -> None:
     Transformers takes any name. One that it understands without having it, such as the
     ``rope_theta`` of older files, becomes no attribute.
     """
-    known = {*vars(type(config)()), *config.attribute_map}
+    # Published files have fields that models read and classes do not declare: `head_dim`.
+    published = PRESETS["qwen3-30b-a3b"]
+    known = {*vars(type(config)()), *config.attribute_map, *published}
     if strangers := sorted((vars(config).keys() & names) - known):
         msg = f"{type(config).__name__} has no {', '.join(strangers)}"
         raise ValueError(msg)

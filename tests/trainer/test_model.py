@@ -123,6 +123,7 @@ def test_override_of_no_field_is_rejected(preset: str) -> None:
         {"rope_theta": 5e5},  # the class makes something else of it
         {"torch_dtype": "float32"},
         {"use_cache": False},
+        {"head_dim": 8},  # the model reads it, the class does not declare it
         {"initializer_range": 0.5, "tie_word_embeddings": True},
         {"of_its_makers": 2},  # in the source
     ],
