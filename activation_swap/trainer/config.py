@@ -172,7 +172,7 @@ class Config(_Section):
         seed: Seed of the weights.
         cpu_threads: Threads of a computation on the CPU; ``None`` leaves it to torch. More than
             the free cores makes each step many times slower.
-        deterministic: Ask torch for deterministic algorithms where it has them. Slower.
+        deterministic: Ask torch for deterministic algorithms alone; what has none raises. Slower.
         output: Directory of everything that a run writes.
         model: See :class:`ModelSection`.
         data: See :class:`DataSection`.
@@ -270,7 +270,7 @@ def parse_config(raw: Any, *, where: str = "config") -> Config:
     """Check what a YAML file or a checkpoint holds.
 
     Args:
-        raw: Plain data, as :func:`load_plain_yaml` returns it.
+        raw: Plain data, as ``load_plain_yaml`` returns it.
         where: Name of the source, for messages.
 
     Returns:
