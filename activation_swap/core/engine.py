@@ -234,7 +234,7 @@ class Engine:
                 if following is None:
                     break
                 # Its copy runs beside the backward of the groups before it.
-                self._prefetch(following)
+                self.prefetch(following)
                 known = following.previous
             group.backward_pending = False
 
@@ -272,7 +272,8 @@ class Engine:
             self._warned = True
             self._links.close()
 
-    def _prefetch(self, group: Group) -> None:
+    def prefetch(self, group: Group) -> None:
+        """Launch the reload of an offloaded group ahead of its need, if there is memory for it."""
         try:
             self.launch_reload(group)
         except torch.OutOfMemoryError:

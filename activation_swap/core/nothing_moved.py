@@ -30,10 +30,13 @@ class NothingMoved:
         if self._warned:
             return
         kept_bytes = self._engine.stats().kept_bytes
-        if not kept_bytes or KeepReason.HOST_MEMORY in kept_bytes:
-            # Nothing is trainable; or there is no host memory, which has a warning of its own.
+        if not kept_bytes:
+            # Nothing is trainable.
             return
         self._warned = True
+        if KeepReason.HOST_MEMORY in kept_bytes:
+            # It has a warning of its own. Not asked again: counting takes longer the more is kept.
+            return
         kept = ", ".join(f"{reason.value}: {nbytes}" for reason, nbytes in kept_bytes.items())
         warn(
             "activation_swap: attention moved nothing in a training forward; bytes kept on the "

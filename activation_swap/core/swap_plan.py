@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -42,10 +43,10 @@ def share_of(fraction: float) -> Fraction:
 
 
 def spread(stages: Sequence[int], fraction: float) -> frozenset[int]:
-    """Select ``fraction`` of a rank's attentions, spread evenly.
+    """Select ``fraction`` of a rank's attentions, spread evenly over each stage.
 
-    The last one of every stage is among them: its backward is the signal that the others' is
-    coming.
+    Counted back from the last one of the stage, which is always among them: its backward is the
+    signal that the others' is coming.
 
     Args:
         stages: The stage of each attention, in the order of the forward.
@@ -55,7 +56,11 @@ def spread(stages: Sequence[int], fraction: float) -> frozenset[int]:
         Indices into ``stages``.
     """
     share = share_of(fraction)
-    last = {stage: index for index, stage in enumerate(stages)}
-    return frozenset(last.values()) | {
-        index for index in range(len(stages)) if (index + 1) * share // 1 > index * share // 1
-    }
+    from_the_last: Counter[int] = Counter()
+    selected = []
+    for index in range(len(stages) - 1, -1, -1):
+        steps = from_the_last[stages[index]]
+        if steps == 0 or steps * share // 1 > (steps - 1) * share // 1:
+            selected.append(index)
+        from_the_last[stages[index]] += 1
+    return frozenset(selected)

@@ -75,6 +75,8 @@ def _per_token(shape: AttentionShape) -> Iterator[tuple[int, int]]:
         yield width * _FP32, width * item  # the norm's upcast crosses as what it was cast from
         yield width * item, width * item  # normalised
         yield width * item, width * item  # after RoPE
+        yield heads * _FP32, heads * _FP32  # the norm's reciprocal root
     values, output = shape.kv_heads * shape.head_dim, shape.heads * shape.head_dim
     yield values * item, values * item
     yield output * item, output * item
+    yield shape.heads * _FP32, shape.heads * _FP32  # the logarithm of the softmax's sum

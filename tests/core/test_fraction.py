@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
@@ -30,7 +32,7 @@ def plan_of(num_sites: int, fraction: float, *, stages: int = 1) -> SwapPlan:
         (4, 0.5, {1, 3}),
         (6, 1 / 3, {2, 5}),
         (10, 0.1, {9}),
-        (5, 0.5, {1, 3, 4}),
+        (5, 0.5, {0, 2, 4}),
         (3, 0.01, {2}),
     ],
 )
@@ -42,6 +44,15 @@ def test_sites_are_spread_evenly_and_the_last_is_recorded(
 
 def test_the_last_of_every_stage_is_recorded() -> None:
     assert plan_of(8, 0.25, stages=2).recorded() == {3, 7}
+
+
+@pytest.mark.parametrize("num_sites", [6, 7, 8, 9, 12])
+def test_every_second_of_each_stage_and_no_neighbours(num_sites: int) -> None:
+    """Copies have the time of two layers in every stage, however many layers it has."""
+    plan = plan_of(num_sites, 0.5, stages=2)
+    for stage in (0, 1):
+        recorded = [n for n in sorted(plan.recorded()) if plan.sites[n].stage == stage]
+        assert {after - before for before, after in pairwise(recorded)} == {2}
 
 
 def test_half_the_fraction_moves_half_the_bytes_bit_for_bit() -> None:

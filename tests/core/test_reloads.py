@@ -8,10 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from activation_swap import TrainingSetup
+from activation_swap._site import Site
 from activation_swap.core.host_transfer import HostTransfer
+from activation_swap.core.install import InstalledSwap, install
 from activation_swap.core.link import Links
 from activation_swap.core.saved_storage import SavedStorage
+from activation_swap.core.schedule.runner import ScheduleRunner
+from activation_swap.core.swap_plan import SwapPlan
 from activation_swap.core.transfer import Copy, Fence
+from activation_swap.errors import RejectedError
 from tests.core.chain import POLICY, Chain, equal, install_chain, run
 from tests.faults.harness import at_base
 from tests.models import gradients
@@ -103,3 +109,48 @@ def test_a_wait_that_fails_is_tried_again() -> None:
     for _ in range(2):
         copy.join()
     assert waited == [fence] * 2
+
+
+def test_an_early_reload_of_a_pipeline_that_fails_is_made_up_for() -> None:
+    """Early is a hint there, too: when backward needs the group, others may have freed memory."""
+
+    class Full(HostTransfer):
+        full = True
+
+        def reload(self, moves: Any, *, stream: Any, after: Any) -> Fence:
+            if self.full:
+                self.full = False
+                raise torch.OutOfMemoryError
+            return super().reload(moves, stream=stream, after=after)
+
+    plain, chain = Chain(), Chain()
+    swap = pipelined(chain, Full)
+    swap.groups.set_group((0, 0))
+    loss = chain(hidden())
+    swap.groups.set_group(None)
+    for verb in ("launch_offload", "wait_offload", "launch_reload", "wait_reload"):
+        getattr(swap.groups, verb)((0, 0))
+    loss.backward()
+    assert equal(gradients(chain) | {"loss": loss.detach()}, run(plain, hidden()))
+    assert swap.stats().reload_misses == 1
+
+
+def test_passive_forwards_before_the_first_step_are_legal() -> None:
+    """An evaluation with grad, say; only a training forward without any schedule is refused."""
+    chain = Chain()
+    swap = pipelined(chain, HostTransfer)
+    with pytest.raises(RejectedError, match="AS510"):
+        run(chain, hidden())
+    runner = ScheduleRunner(swap.groups)
+    runner.begin_passive()
+    assert equal(run(chain, hidden()), run(Chain(), hidden()))
+    assert swap.stats().offloaded_bytes == 0
+
+
+def pipelined(chain: Chain, transfer: type[HostTransfer]) -> InstalledSwap:
+    sites = tuple(
+        Site(fqn=f"attentions.{index}", module=module, owners=(chain,), returns=2)
+        for index, module in enumerate(chain.attentions)
+    )
+    plan = SwapPlan(sites=sites, policy=POLICY, setup=TrainingSetup(pp_size=2))
+    return install(plan, links=Links(POLICY, make_transfer=transfer))

@@ -110,8 +110,8 @@ def a_schedule_without_loss_moves_nothing() -> None:
     pipeline.schedule = type(pipeline.schedule)(pipeline.stages[0], n_microbatches=4)
     swap = swapped(pipeline)
     tokens = torch.zeros((4, 16), dtype=torch.long)
-    with torch.no_grad():
-        pipeline.schedule.step(*((tokens,) if pipeline.stages[0].is_first else ()))
+    # With grad, as a careless evaluation: without, attention is passed by in any case.
+    pipeline.schedule.step(*((tokens,) if pipeline.stages[0].is_first else ()))
     assert swap.stats().offloaded_bytes == 0
     assert clean(swap)
 

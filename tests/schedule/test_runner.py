@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -66,7 +67,7 @@ def test_a_step_in_order_runs_exactly_its_plan(
         rank.runner.begin_step(plan)
         rank.run(text_of(order))
         assert not rank.runner.desynced
-    assert rank.verbs.aborts == 0
+    assert rank.verbs.aborts == 2, "one before each step, whatever the last one left"
 
 
 def test_single_actions_come_in_the_order_of_the_plan() -> None:
@@ -157,7 +158,7 @@ def test_a_failed_step_is_forgotten_and_the_next_is_right(failing: str) -> None:
             break
         rank.compute(action)
     assert rank.verbs.current is None
-    assert rank.verbs.aborts == 1
+    assert rank.verbs.aborts == 2
     rank.verbs.take()
     rank.runner.begin_step(planned(order))
     assert rank.run(text_of(order)) == format_plan(planned(order))
@@ -169,7 +170,30 @@ def test_a_step_that_never_ended_is_forgotten() -> None:
     rank.runner.begin_step(planned(order))
     rank.run("0F0 0F1")
     rank.runner.begin_step(planned(order))
-    assert rank.verbs.aborts == 1
+    assert rank.verbs.aborts == 2
+    assert rank.run(text_of(order)) == format_plan(planned(order))
+
+
+def test_an_interrupt_behind_the_first_verb_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chunk is named then, and the runner has not noted it yet."""
+    order = gpipe_order(stage=0, microbatches=2)
+    rank = Rank()
+    rank.runner.begin_step(planned(order))
+    with monkeypatch.context() as patch:
+        set_group = rank.verbs.set_group
+
+        def interrupted(key: tuple[int, int] | None, **options: Any) -> None:
+            set_group(key, **options)
+            if key is not None:
+                raise KeyboardInterrupt
+
+        patch.setattr(rank.verbs, "set_group", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            rank.run("0F0")
+    assert rank.verbs.current is None
+    assert rank.verbs.aborts == 2
+    rank.verbs.take()
+    rank.runner.begin_step(planned(order))
     assert rank.run(text_of(order)) == format_plan(planned(order))
 
 

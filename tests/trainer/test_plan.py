@@ -30,13 +30,18 @@ def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
 
 def test_bytes_of_one_attention() -> None:
     """The table in the design: 50,176 bytes per token, the upcasts narrow on the link."""
+    # One number for each head of q, of k and of the softmax.
+    small = 4 * (32 + 4 + 32)
     one = AttentionBytes.of(QWEN3_30B_A3B, tokens=1, min_bytes=0)
-    assert one == AttentionBytes(device=50_176, link=50_176 - 8_192 - 1_024)
+    assert one == AttentionBytes(device=50_176 + small, link=50_176 + small - 8_192 - 1_024)
     many = AttentionBytes.of(QWEN3_30B_A3B, tokens=4096, min_bytes=0)
     assert many == AttentionBytes(device=4096 * one.device, link=4096 * one.link)
     # As measured on an H200 with the default policy: the upcast of k, 8 MiB, does not narrow.
     default = AttentionBytes.of(QWEN3_30B_A3B, tokens=4096, min_bytes=2**20)
-    assert default == AttentionBytes(device=many.device, link=4096 * (50_176 - 8_192))
+    assert default == AttentionBytes(device=4096 * 50_176, link=4096 * (50_176 - 8_192))
+    # From 8,192 on, 32 heads' numbers have 1 MiB.
+    long = AttentionBytes.of(QWEN3_30B_A3B, tokens=8192, min_bytes=2**20)
+    assert long.device == 8192 * (50_176 + 2 * 4 * 32)
     without_small = AttentionBytes.of(QWEN3_30B_A3B, tokens=512, min_bytes=2**20)
     assert without_small.device == 512 * (50_176 - 3 * 1_024)
 

@@ -76,14 +76,17 @@ class ScheduleRunner:
             plan: The lowered schedule of this rank, or ``None`` when its order is not known.
         """
         with self._lock:
-            self._abandon()
+            # Of a step that failed, or was interrupted anywhere.
+            self._verbs.abort()
             self._mode = _Mode.ON_DEMAND if plan is None else _Mode.PLANNED
             self._reset(plan or ())
 
     def begin_passive(self) -> None:
         """Start a step without backward: nothing moves until the next :meth:`begin_step`."""
         with self._lock:
-            self._abandon()
+            self._verbs.abort()
+            # Forwards outside of any chunk are legal from here on, also before the first step.
+            self._verbs.set_group(None)
             self._mode = _Mode.PASSIVE
             self._reset(())
 
@@ -95,14 +98,13 @@ class ScheduleRunner:
             action: What the call computes.
         """
         forward = action.kind is Kind.FORWARD
-        with self._lock:
-            passive = self._mode is _Mode.PASSIVE
-            if not passive:
-                self._enter(action)
-        if passive:
+        if self._mode is _Mode.PASSIVE:
             yield
             return
         try:
+            # Inside of the try: an interrupt may come between any two lines.
+            with self._lock:
+                self._enter(action)
             yield
         except BaseException:
             with self._lock:
@@ -129,10 +131,6 @@ class ScheduleRunner:
         self._offloading: dict[GroupKey, None] = {}
         self._reloading: set[GroupKey] = set()
 
-    def _abandon(self) -> None:
-        if self._in_flight or self._running:
-            self._verbs.abort()
-
     def _fail(self) -> None:
         self._verbs.abort()
         self._mode = _Mode.ON_DEMAND
@@ -147,7 +145,7 @@ class ScheduleRunner:
         if self._mode is _Mode.PLANNED:
             lowered = self._plan[self._cursor]
             first = not self._entered
-            others = {member.key for member in lowered.step.members if member is not action}
+            others = {member.key for member in lowered.step.members if member != action}
             for item in lowered.before:
                 if item.key == action.key or (first and item.key not in others):
                     self._run(item)
