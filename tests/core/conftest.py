@@ -14,9 +14,12 @@ from activation_swap.core.engine import Engine
 def moved(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """Collect the addresses of all storages that are offloaded."""
     addresses: set[int] = set()
+    # Held to the end of the test, so that none of the addresses becomes another storage's.
+    held: list[Any] = []
     launch = Engine._offload
 
     def spy(self: Engine, group: Any, storages: Any) -> bool:
+        held.extend(s.aliases[0][0].untyped_storage() for s in storages)
         addresses.update(s.aliases[0][0].untyped_storage().data_ptr() for s in storages)
         return launch(self, group, storages)
 

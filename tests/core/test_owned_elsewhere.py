@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from activation_swap import KeepReason, SwapPolicy
+from activation_swap.core.packed_tensor import KeptTensor
+from activation_swap.core.torch_private import top_saved_tensor_hooks
 from tests.core.chain import Chain, install_chain
 from tests.models import build, forward, swapped, tokens
 
@@ -93,3 +95,29 @@ def test_a_storage_is_kept_or_moved_and_never_both(moved: set[int], *, half_firs
         assert len(moved & held) == len(shared) - 1, "the last one stays"
         assert partial == 0
     loss.backward()
+
+
+@pytest.mark.parametrize("freed", [True, False])
+def test_what_takes_the_place_of_a_freed_weight_moves(moved: set[int], *, freed: bool) -> None:
+    """FSDP2 frees a gathered weight in the middle of an attention, and its address is reused."""
+    chain = Chain(width=WIDTH)
+    places: list[int] = []
+
+    def inner(value: torch.Tensor) -> torch.Tensor:
+        result = value.sin()
+        weight = torch.zeros_like(result)
+        if freed:
+            weight.untyped_storage().resize_(0)
+        hooks = top_saved_tensor_hooks()
+        assert hooks is not None
+        recorder = hooks[0].__self__  # type: ignore[attr-defined]
+        # As if the weight had been there before: no allocator can be asked for an address.
+        places.append(result.untyped_storage().data_ptr())
+        recorder._kept[places[0]] = KeptTensor(("weight", weight, weight._version))
+        return result * result
+
+    chain.attentions[0].inner = inner
+    install_chain(chain, POLICY)
+    loss = chain(HIDDEN)
+    assert (places[0] in moved) is freed
+    del loss
