@@ -125,8 +125,7 @@ class Recorder:
             return PackedTensor(saved, tensor, view_of(saved, tensor))
         # What holds a storage holds all of it: one reason to keep it is enough. Unless FSDP2 has
         # freed the memory of a weight since, and something else is there now.
-        kept = self._kept.get(address)
-        if kept is not None and kept[1].untyped_storage().nbytes() == nbytes:
+        if address in self._kept and self._kept[address][1].untyped_storage().nbytes() == nbytes:
             return KeptTensor((self._fqn, tensor.detach(), tensor._version))
         if self._calls is None or self._calls.closed:
             # Removed inside of this call, whose end has no hook any more.
