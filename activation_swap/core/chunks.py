@@ -160,7 +160,7 @@ class Chunks:
         """
         group = self._step(key, "launch_reload", ChunkState.RELOADING).last_group()
         if group is not None:
-            self._engine.prefetch(group)
+            self._engine.launch_reload(group)
 
     def wait_reload(self, key: tuple[int, int]) -> None:
         """Order compute after the reload that ``launch_reload`` launched.

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import deque
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
@@ -154,10 +154,16 @@ class Engine:
         self._counters.kept_bytes[KeepReason.CHANGED] += storage.nbytes
 
     def launch_reload(self, group: Group) -> None:
-        """Launch the reload of an offloaded group; does nothing in any other state."""
+        """Launch the reload of an offloaded group ahead of its need, if there is memory for it.
+
+        Does nothing in any other state.
+        """
         with self._lock:
             if group.state is GroupState.OFFLOADED:
-                self._reload(group)
+                # Early is a hint. The group is asked for again when its backward needs it, and
+                # other backwards may have freed until then what it takes.
+                with suppress(torch.OutOfMemoryError):
+                    self._reload(group)
 
     def _reload(self, group: Group) -> None:
         block = group.block
@@ -234,7 +240,7 @@ class Engine:
                 if following is None:
                     break
                 # Its copy runs beside the backward of the groups before it.
-                self.prefetch(following)
+                self.launch_reload(following)
                 known = following.previous
             group.backward_pending = False
 
@@ -271,15 +277,6 @@ class Engine:
             # A forward that runs in another thread now finds no memory, and needs no warning.
             self._warned = True
             self._links.close()
-
-    def prefetch(self, group: Group) -> None:
-        """Launch the reload of an offloaded group ahead of its need, if there is memory for it."""
-        try:
-            self.launch_reload(group)
-        except torch.OutOfMemoryError:
-            # Early is a hint. The group is asked for again when its backward needs it, and this
-            # one's backward may free what it takes.
-            return
 
     def _gain(self, nbytes: int) -> None:
         forgotten = self._forgotten
