@@ -88,7 +88,8 @@ class Chunks:
         last = {site.stage: index for index, site in enumerate(sites)}
         self._tails = frozenset(last.values())
         self._sites = sites
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler may remove the swap between two lines of a verb.
+        self._lock = threading.RLock()
         self._current = _Current()
         self._chunks: dict[GroupKey, _Chunk] = {}
         self._driven = False

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 import pytest
 import torch
@@ -23,10 +22,8 @@ from activation_swap.core import (
 )
 from activation_swap.core.torch_private import top_saved_tensor_hooks
 from tests.faults.harness import at_base, next_backward
+from tests.faults.interrupter import Interrupter
 from tests.models import VERY_TINY, build, difference, install, step, tokens, twins
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 pytestmark = [pytest.mark.level0, pytest.mark.usefixtures("exact")]
 
@@ -45,45 +42,6 @@ OURS = frozenset(
     )
 )
 POOL = frozenset({str(pinned_pool.__file__)})
-
-
-FINAL = frozenset({"__init__", "__del__", "forget", "give_back"})
-
-
-class Interrupter:
-    """Raises at the n-th line that runs in some files: where Python would handle Ctrl-C.
-
-    Finalizers are left alone, and constructors, whose half-made objects have one: what a finalizer
-    raises, Python prints and drops.
-    """
-
-    def __init__(self, number: int, files: frozenset[str]) -> None:
-        self.number, self.files, self.lines = number, files, 0
-
-    def __enter__(self) -> Self:
-        sys.settrace(self._call)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _call(self, frame: FrameType, _event: str, _arg: Any) -> Any:
-        known: FrameType | None = frame
-        if frame.f_code.co_filename not in self.files:
-            return None
-        # What a finalizer calls is part of it.
-        while known is not None and known.f_code.co_filename in self.files:
-            if known.f_code.co_name in FINAL:
-                return None
-            known = known.f_back
-        return self._line
-
-    def _line(self, _frame: FrameType, event: str, _arg: Any) -> Any:
-        if event == "line":
-            self.lines += 1
-            if self.lines == self.number:
-                raise KeyboardInterrupt
-        return self._line
 
 
 def lines_of(files: frozenset[str]) -> int:

@@ -6,14 +6,14 @@ from __future__ import annotations
 import logging
 from contextlib import contextmanager
 from enum import Enum, auto
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING
 
 from activation_swap._verbs import Keep
 from activation_swap.core.schedule.actions import Kind, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from activation_swap._verbs import GroupKey, GroupVerbs
     from activation_swap.core.schedule.actions import Action, ComputeOrder, LoweredStep
@@ -51,9 +51,11 @@ class ScheduleRunner:
 
     def __init__(self, verbs: GroupVerbs) -> None:
         self._verbs = verbs
-        self._lock = Lock()
+        # Reentrant: a signal handler may remove the swap between two lines of a verb.
+        self._lock = RLock()
         self._mode = _Mode.PASSIVE
         self._warned = False
+        self._following = False
         self._reset(())
 
     @property
@@ -84,10 +86,13 @@ class ScheduleRunner:
     def begin_passive(self) -> None:
         """Start a step without backward: nothing moves until the next :meth:`begin_step`."""
         with self._lock:
+            self._mode = _Mode.PASSIVE
+            if self._following:
+                # Detached by a signal handler between two lines of a verb, which ends as it began.
+                return
             self._verbs.abort()
             # Forwards outside of any chunk are legal from here on, also before the first step.
             self._verbs.set_group(None)
-            self._mode = _Mode.PASSIVE
             self._reset(())
 
     @contextmanager
@@ -103,8 +108,7 @@ class ScheduleRunner:
             return
         try:
             # Inside of the try: an interrupt may come between any two lines.
-            with self._lock:
-                self._enter(action)
+            self._follow(self._enter, action)
             yield
         except BaseException:
             with self._lock:
@@ -113,8 +117,15 @@ class ScheduleRunner:
         finally:
             if forward:
                 self._verbs.set_group(None)
+        self._follow(self._exit, action)
+
+    def _follow(self, moment: Callable[[Action], None], action: Action) -> None:
         with self._lock:
-            self._exit(action)
+            self._following = True
+            try:
+                moment(action)
+            finally:
+                self._following = False
 
     def _reset(self, plan: Sequence[LoweredStep]) -> None:
         self._plan = plan
@@ -133,7 +144,8 @@ class ScheduleRunner:
 
     def _fail(self) -> None:
         self._verbs.abort()
-        self._mode = _Mode.ON_DEMAND
+        if self._mode is not _Mode.PASSIVE:
+            self._mode = _Mode.ON_DEMAND
         self._failed = True
         self._open.clear()
         self._offloading.clear()
