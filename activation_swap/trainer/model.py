@@ -65,6 +65,7 @@ def read_model_config(section: ModelSection) -> Any:
         fields = {**source, **section.overrides}
         config = CONFIG_MAPPING[fields.pop("model_type")].from_dict(fields)
         _check_names(section.overrides.keys() - source.keys(), config)
+        _check_heads(config)
         return config
 
 
@@ -109,6 +110,15 @@ def _check_names(names: Collection[str], config: Any) -> None:
     known = {*vars(type(config)()), *config.attribute_map, *published}
     if strangers := sorted((vars(config).keys() & names) - known):
         msg = f"{type(config).__name__} has no {', '.join(strangers)}"
+        raise ValueError(msg)
+
+
+def _check_heads(config: Any) -> None:
+    """Refuse heads that do not share their keys and values evenly: torch would, in a forward."""
+    heads = getattr(config, "num_attention_heads", None)
+    groups = getattr(config, "num_key_value_heads", None)
+    if heads and groups is not None and (groups < 1 or heads % groups):
+        msg = f"{heads} attention heads cannot share {groups} key-value heads evenly"
         raise ValueError(msg)
 
 

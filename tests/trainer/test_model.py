@@ -106,6 +106,14 @@ def test_override_of_the_wrong_type_is_rejected() -> None:
     assert caught.value.reason is Reason.UNREADABLE_MODEL
 
 
+@pytest.mark.parametrize("groups", [0, 3])
+def test_heads_that_do_not_share_evenly_are_rejected(groups: int) -> None:
+    overrides = {"num_attention_heads": 4, "num_key_value_heads": groups}
+    with pytest.raises(RejectedError, match=f"4 attention heads cannot share {groups}") as caught:
+        build(overrides=overrides)
+    assert caught.value.reason is Reason.UNREADABLE_MODEL
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_override_of_no_field_is_rejected(preset: str) -> None:
     section = ModelSection(
