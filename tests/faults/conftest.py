@@ -21,6 +21,7 @@ FAMILIES = {
     "test_state_machine": "random histories",
     "test_in_place": "in-place changes",
     "test_interrupts": "interrupts",
+    "test_interrupts_pipeline": "interrupts, pipeline",
     "test_streams": "stalled streams",
     "test_cases_order": "cases: order and graphs",
     "test_cases_alias": "cases: identity, layout",
