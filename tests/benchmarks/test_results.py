@@ -56,6 +56,14 @@ def test_ratios_are_to_none_of_the_same_work() -> None:
     assert peer.eligible_bytes == 10 * GB, "what attention counted"
 
 
+def test_no_ratio_gains_by_a_slow_none() -> None:
+    slow = result("none", step_ms=600.0, peak_bytes=100 * GB)
+    for order in ([slow, SWAPPED, NONE], [NONE, SWAPPED, slow]):
+        by_result = {id(found.result): found for found in compare(order)}
+        assert by_result[id(SWAPPED)].step_time_ratio == 1.02
+        assert by_result[id(slow)].step_time_ratio == 1.2
+
+
 def test_out_of_memory_is_a_row_of_the_table_and_none_of_the_summary() -> None:
     lost = result("none", tokens=8192)
     trained = result("attention", tokens=8192, step_ms=963.0, peak_bytes=124 * GB)
