@@ -12,7 +12,7 @@ Where a swap attaches
     call_guard: what such a call is refused for
 
 What autograd saves
-    recorder: the pack hook, and which of the saved tensors may move, one storage each
+    recorder: the pack hook: which saved tensors may move, one storage each
     narrowing: fp32 that is an upcast of bf16, and travels as bf16
     wrapped_tensor: a DTensor or its like, taken apart
     saved_storage: one storage, on the device or on the host

@@ -100,7 +100,7 @@ class AttentionCalls:
         recorders = self._open.recorders
         if recorders and not self.close_interrupted():
             raise Reason.NESTED_ATTENTION.error(
-                where=site.fqn, found=f"a call inside of {self._sites[recorders[-1].index].fqn}"
+                where=site.fqn, found=f"a call inside of {recorders[-1].group.fqn}"
             )
         if not self._warned_of_cache:
             self._check_cache(site, kwargs)
@@ -123,16 +123,15 @@ class AttentionCalls:
     def leave(self, index: int, result: Any) -> None:
         """End a call, also one that raised: then ``result`` is ``None`` and nothing moves."""
         recorders = self._open.recorders
-        if not recorders or recorders[-1].index != index:
+        if not recorders or recorders[-1].group.index != index:
             return
         pop_saved_tensor_hooks()
-        group = recorders[-1].group
-        if group is None or result is None:
-            self._end(KeepReason.FAILED)
-            return
-        self._end(self._order.keep(group))
-        self._order.sealed(group)
-        check_result(self._sites[index], result)
+        recorder = recorders.pop()
+        group = recorder.group
+        self._seal(recorder, KeepReason.FAILED if result is None else self._order.keep(group))
+        if result is not None:
+            self._order.sealed(group)
+            check_result(self._sites[index], result)
 
     def close(self) -> None:
         """End what is recorded, once the hooks are off: other threads do at their next save."""
@@ -153,7 +152,8 @@ class AttentionCalls:
                 if top[0] != recorder.pack:
                     return False
                 pop_saved_tensor_hooks()
-            self._end(KeepReason.FAILED)
+            recorders.pop()
+            self._seal(recorder, KeepReason.FAILED)
         return True
 
     def _check_cache(self, site: HookedSite, kwargs: dict[str, Any]) -> None:
@@ -166,20 +166,13 @@ class AttentionCalls:
                     "them frees nothing before. Training needs no cache: pass use_cache=False.",
                 )
 
-    def _end(self, keep: KeepReason | None) -> None:
-        """End the innermost recorder of this thread, and seal its group."""
-        recorders = self._open.recorders
-        recorder = recorders[-1]
-        group = recorder.group
+    def _seal(self, recorder: Recorder, keep: KeepReason | None) -> None:
         try:
-            storages = recorder.sort()
+            self._engine.seal(
+                recorder.group, recorder.storages, kept_bytes=recorder.kept_bytes, keep=keep
+            )
         finally:
-            # Among the open ones until it is closed: wherever an interrupt comes, the next call
-            # ends what this one did not.
             recorder.close()
-            recorders.pop()
-        if group is not None:
-            self._engine.seal(group, storages, kept_bytes=recorder.kept_bytes, keep=keep)
 
 
 def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:

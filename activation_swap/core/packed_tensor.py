@@ -14,7 +14,7 @@ from activation_swap.errors import Reason
 if TYPE_CHECKING:
     from activation_swap.core.saved_storage import SavedStorage
 
-__all__ = ["PackedTensor", "View", "unpack"]
+__all__ = ["KeptTensor", "PackedTensor", "unpack", "view_of"]
 
 unpack = methodcaller("unpack")
 """The unpack hook: gives autograd back what one of the ``pack`` hooks took."""
@@ -43,53 +43,48 @@ class View(NamedTuple):
         return negative_view(view) if self.neg else view
 
 
+def view_of(storage: SavedStorage, tensor: torch.Tensor) -> View | None:
+    """Return how a save differs from the form of its storage; most do not, and are all of it."""
+    size, stride, dtype, neg = tensor.size(), tensor.stride(), tensor.dtype, tensor.is_neg()
+    if size == storage.size and stride == storage.stride and dtype is storage.dtype and not neg:
+        return None
+    return View(dtype, size, stride, tensor.storage_offset(), tensor.is_conj(), neg)
+
+
 class PackedTensor:
-    """Stands for one tensor that autograd saves, whether it stays or moves.
+    """Stands for a tensor that may be on the host.
 
-    Made at the save, and settled when its attention ends: all that an attention saved is sorted in
-    one go. It has no ``__init__``: thirty are made for each attention, between kernels.
-
-    Attributes:
-        fqn: Name of the attention.
-        alias: The saved tensor; once settled, a detached alias of it, or ``None`` where the storage
-            holds that. An alias must not carry the tensor's own graph: a node that saves its output
-            would keep itself alive for good.
-        version: Of the tensor at the save. Autograd stops comparing versions once hooks are on.
-        storage: What moves, where ``alias`` is ``None``.
-        index: Of the alias in the storage.
-        view: How it differs from the form of the storage, or ``None``.
+    Args:
+        storage: The tensor's.
+        tensor: What is saved.
+        view: See :func:`view_of`.
     """
 
-    __slots__ = ("alias", "fqn", "index", "storage", "version", "view")
+    __slots__ = ("_index", "_storage", "_view")
 
-    alias: torch.Tensor | None
-    fqn: str
-    index: int
-    storage: SavedStorage
-    version: int
-    view: View | None
+    def __init__(self, storage: SavedStorage, tensor: torch.Tensor, view: View | None) -> None:
+        self._storage = storage
+        self._view = view
+        aliases = storage.aliases
+        if aliases is not None:
+            self._index = len(aliases)
+            aliases.append((tensor.detach(), tensor._version))
 
     def unpack(self) -> torch.Tensor:
         """Return the tensor with its own size, stride and offset. Repeatable, on any thread.
 
         Raises:
-            InPlaceChangeError: The tensor was changed in place since it was saved; where it moves,
-                before its copy was complete.
+            InPlaceChangeError: The tensor was changed in place before its copy was complete.
         """
-        alias = self.alias
-        if alias is not None:
-            if alias._version != self.version:
-                raise _changed_in_place(self.fqn, alias)
-            return alias
-        storage = self.storage
+        storage = self._storage
         group = storage.group
         if group.backward_pending:
             group.engine.begin_backward(group)
         aliases = storage.aliases
         if aliases is not None:
-            alias, version = aliases[self.index]
+            alias, version = aliases[self._index]
             if alias._version != version:
-                raise _changed_in_place(self.fqn, alias)
+                raise _changed_in_place(group.fqn, alias)
             return alias
         data = storage.reloaded
         if data is None:
@@ -100,7 +95,29 @@ class PackedTensor:
             # An operation on a stream of its own, whose backward is there, too. The stream that
             # owns the memory must not reuse it before that has read it.
             transfer.lend(data, owner=group.stream, reader=stream)
-        return data if self.view is None else self.view.of(data)
+        return data if self._view is None else self._view.of(data)
+
+
+class KeptTensor(tuple[str, torch.Tensor, int]):
+    """Stands for a tensor that stays on the device: (name of the attention, alias, version).
+
+    The version is that at the save. The alias must not carry the saved tensor's own graph: a node
+    that saves its output would keep itself alive for good. A tuple, since making one runs no Python
+    code: twenty for each attention.
+    """
+
+    __slots__ = ()
+
+    def unpack(self) -> torch.Tensor:
+        """Return an alias of the saved tensor.
+
+        Raises:
+            InPlaceChangeError: The tensor was changed in place since it was saved.
+        """
+        fqn, alias, version = self
+        if alias._version != version:
+            raise _changed_in_place(fqn, alias)
+        return alias
 
 
 def _changed_in_place(fqn: str, alias: torch.Tensor) -> Exception:

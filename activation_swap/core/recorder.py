@@ -11,7 +11,7 @@ from torch import nn
 
 from activation_swap._stats import KeepReason
 from activation_swap.core.narrowing import is_upcast, narrow_from
-from activation_swap.core.packed_tensor import PackedTensor
+from activation_swap.core.packed_tensor import KeptTensor, PackedTensor, view_of
 from activation_swap.core.saved_storage import SavedStorage
 from activation_swap.core.torch_private import (
     base_of,
@@ -39,21 +39,11 @@ _MOVABLE = frozenset(
 """Every dtype whose tensors are nothing but their bytes: no quantizer, no lazy conjugation."""
 
 
-class _Over:
-    """Stands for the calls of a recorder that is closed."""
-
-    closed = True
-
-
-_OVER = _Over()
-
-
 class Recorder:
-    """Collects what one call of one attention saves, and sorts it when the call ends.
+    """Collects what one call of one attention saves.
 
-    Sorted in one go: Python runs several times faster in a loop than between kernels. Until then
-    every saved tensor is held, so that an address is an identity: the allocator cannot give it to
-    another one.
+    It lives for the call. While it does, it holds every storage it has seen, so that an address
+    is an identity: the allocator cannot give it to another tensor.
 
     Args:
         group: The group to record into.
@@ -63,11 +53,6 @@ class Recorder:
             (cos, sin, mask, positions) stay, too. Every layer saves them, and their owner is
             outside: moving them frees nothing.
         calls: Who opened this, and closes it.
-
-    Attributes:
-        group: See above; ``None`` once closed.
-        index: Of the attention.
-        kept_bytes: Of the storages that may not move, by reason.
     """
 
     __slots__ = (
@@ -77,14 +62,16 @@ class Recorder:
         "_calls",
         "_device",
         "_fqn",
+        "_kept",
+        "_known",
+        "_min_bytes",
+        "_min_coverage",
         "_module",
         "_module_addresses",
-        "_packed",
-        "_parameters",
-        "_policy",
+        "_narrow_from",
         "group",
-        "index",
         "kept_bytes",
+        "storages",
     )
 
     def __init__(
@@ -96,117 +83,91 @@ class Recorder:
         *,
         calls: AttentionCalls,
     ) -> None:
-        self.group: Group | None = group
-        self.index = group.index
+        self.group = group
+        self.storages: list[SavedStorage] = []
         self.kept_bytes: dict[KeepReason, int] = {}
         self._fqn = group.fqn
-        self._policy = policy
+        # An empty storage has no address.
+        self._min_bytes = max(1, policy.min_bytes)
+        self._min_coverage = policy.min_coverage
+        self._narrow_from = narrow_from(self._min_bytes) if policy.narrow else None
         self._module: nn.Module | None = module
         self._arguments = arguments
-        self._calls: AttentionCalls | _Over = calls
+        self._calls: AttentionCalls | None = calls
         self._argument_addresses: set[int] | None = None
         self._module_addresses: set[int] | None = None
         self._device = group.link.transfer.device
         self._autocast = torch.is_autocast_enabled(self._device.type)
-        self._packed: list[PackedTensor] = []
-        self._parameters: dict[PackedTensor, bool] | None = None
+        self._known: dict[int, SavedStorage] = {}
+        self._kept: dict[int, KeptTensor] = {}
 
-    def pack(self, tensor: torch.Tensor) -> PackedTensor | WrappedTensor:
+    def pack(
+        self, tensor: torch.Tensor, *, parameter: bool | None = None
+    ) -> PackedTensor | KeptTensor | WrappedTensor:
         """Take a tensor that autograd saves: the pack hook.
 
+        It runs some thirty times per attention, so that its common paths are written out.
+
+        Args:
+            tensor: What is saved.
+            parameter: Whether it is one, or ``None`` to find out.
+
         Returns:
-            What unpacks to a tensor with the same bits.
+            A handle that does not hold ``tensor`` itself.
         """
-        if self._calls.closed:
+        if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+            return self._pack_special(tensor, parameter=parameter)
+        storage = tensor.untyped_storage()
+        nbytes = storage.nbytes()
+        address = storage.data_ptr()
+        saved = self._known.get(address)
+        if saved is not None and saved.nbytes == nbytes:
+            return PackedTensor(saved, tensor, view_of(saved, tensor))
+        # What holds a storage holds all of it: one reason to keep it is enough. Unless FSDP2 has
+        # freed the memory of a weight since, and something else is there now.
+        if address in self._kept and self._kept[address][1].untyped_storage().nbytes() == nbytes:
+            return KeptTensor((self._fqn, tensor.detach(), tensor._version))
+        if self._calls is None or self._calls.closed:
             # Removed inside of this call, whose end has no hook any more.
             self.close_interrupted()
-            return self._kept(tensor)
-        if type(tensor) not in _PLAIN:
-            return self._pack_special(tensor)
-        packed = PackedTensor()
-        packed.fqn = self._fqn
-        packed.version = tensor._version
-        packed.alias = tensor
-        self._packed.append(packed)
-        return packed
-
-    def sort(self) -> list[SavedStorage]:
-        """Return what of the saved tensors may move: each storage once, however often it was saved.
-
-        What happened to a tensor since its save, autograd would see as well: storages and graphs
-        are those of now, and a change of the data is in the version.
-        """
-        group = self.group
-        if group is None:
-            return []
-        storages: list[SavedStorage] = []
-        # An empty storage, or one that FSDP2 has freed, has no address.
-        min_bytes = max(1, self._policy.min_bytes)
-        known: dict[int, SavedStorage | None] = {}
-        for packed in self._packed:
-            tensor = packed.alias
-            if tensor is None:
-                continue
-            packed.alias = tensor.detach()
-            if tensor.layout is not torch.strided:
-                self._count(KeepReason.UNSUPPORTED, tensor.numel() * tensor.itemsize)
-                continue
-            storage = tensor.untyped_storage()
-            address = storage.data_ptr()
-            saved = known.get(address)
-            if saved is None and address in known:
-                # What holds a storage holds all of it: one reason to keep it is enough.
-                continue
-            nbytes = storage.nbytes()
-            if saved is not None and saved.nbytes == nbytes:
-                saved.add(packed, saved.view(tensor))
-                continue
-            reason = (
-                KeepReason.SMALL
-                if nbytes < min_bytes
-                else self._reason_to_keep(packed, tensor, nbytes, address)
-            )
-            if reason is not None:
-                known[address] = None
-                self._count(reason, nbytes)
-                continue
-            narrow = tensor.dtype is torch.float32 and self._may_narrow(tensor, nbytes)
-            saved = known[address] = SavedStorage(group, tensor, nbytes, narrow=narrow)
-            storages.append(saved)
-            saved.add(packed, None if saved.as_saved else saved.view(tensor))
-        self._packed = []
-        return storages
+            return KeptTensor((self._fqn, tensor.detach(), tensor._version))
+        if nbytes < self._min_bytes:
+            reason = KeepReason.SMALL
+        else:
+            why = self._reason_to_keep(tensor, nbytes, address, parameter=parameter)
+            if why is None:
+                narrow = tensor.dtype is torch.float32 and self._may_narrow(tensor, nbytes)
+                saved = SavedStorage(self.group, tensor, nbytes, narrow=narrow)
+                self._known[address] = saved
+                self.storages.append(saved)
+                view = None if saved.as_saved else view_of(saved, tensor)
+                return PackedTensor(saved, tensor, view)
+            reason = why
+        kept = self._kept[address] = KeptTensor((self._fqn, tensor.detach(), tensor._version))
+        self.kept_bytes[reason] = self.kept_bytes.get(reason, 0) + nbytes
+        return kept
 
     def close_interrupted(self) -> None:
         """End the call that this records, in its thread: no hook did."""
-        if not isinstance(self._calls, _Over):
+        if self._calls is not None:
             self._calls.close_interrupted()
 
     def close(self) -> None:
-        """Let go of everything: autograd keeps the pack hook, and this object, with the graph.
-
-        Repeatable. A recorder that is not closed keeps the graph, and so itself, alive for good.
-        """
-        self._calls = _OVER
-        for packed in self._packed:
-            # An interrupt or an error came before it was sorted.
-            if packed.alias is not None:
-                packed.alias = packed.alias.detach()
-        self.group = None
+        """Let go of everything: autograd keeps the pack hook, and this object, with the graph."""
+        del self.group
         self._module = None
+        self._calls = None
         self._arguments = ()
         self._argument_addresses = None
         self._module_addresses = None
-        self._packed = []
-        self._parameters = None
-
-    def _count(self, reason: KeepReason, nbytes: int) -> None:
-        self.kept_bytes[reason] = self.kept_bytes.get(reason, 0) + nbytes
+        self.storages = []
+        self._known = {}
+        self._kept = {}
 
     def _may_narrow(self, tensor: torch.Tensor, nbytes: int) -> bool:
         return (
-            self._policy.narrow
-            and nbytes >= narrow_from(max(1, self._policy.min_bytes))
+            self._narrow_from is not None
+            and nbytes >= self._narrow_from
             and tensor.nbytes == nbytes
             and tensor.is_contiguous()
             # Of a dimension of size 1, any stride is contiguous.
@@ -215,12 +176,10 @@ class Recorder:
         )
 
     def _reason_to_keep(
-        self, packed: PackedTensor, tensor: torch.Tensor, nbytes: int, address: int
+        self, tensor: torch.Tensor, nbytes: int, address: int, *, parameter: bool | None
     ) -> KeepReason | None:
         base = base_of(tensor)
         root = tensor if base is None else base
-        # What a subclass is, its parts are.
-        parameter = None if self._parameters is None else self._parameters.get(packed)
         if parameter or (parameter is None and self._is_parameter(tensor, root)):
             return KeepReason.PARAMETER
         if tensor.device != self._device:
@@ -228,7 +187,7 @@ class Recorder:
         if tensor.dtype not in _MOVABLE or tensor.is_neg():
             return KeepReason.UNSUPPORTED
         if tensor.nbytes < nbytes:
-            needed = self._policy.min_coverage * nbytes
+            needed = self._min_coverage * nbytes
             if tensor.nbytes < needed and _span_bytes(tensor) < needed:
                 return KeepReason.PARTIAL_VIEW
         # Only what no operation of the graph has computed can live longer than the graph.
@@ -269,36 +228,21 @@ class Recorder:
         return self._module_addresses
 
     def _pack_special(
-        self, tensor: torch.Tensor, *, parameter: bool | None = None
-    ) -> PackedTensor | WrappedTensor:
+        self, tensor: torch.Tensor, *, parameter: bool | None
+    ) -> PackedTensor | KeptTensor | WrappedTensor:
         finished = wait_for_collective(tensor)
         if finished is not tensor:
-            return self._pack_part(finished, parameter=parameter)
+            return self.pack(finished, parameter=parameter)
         if is_traceable_wrapper_subclass(tensor):
             # The local tensors of a DTensor, say: sizes and bytes are theirs, not the global ones.
             if parameter is None:
                 base = base_of(tensor)
                 parameter = self._is_parameter(tensor, tensor if base is None else base)
-            return WrappedTensor(tensor, lambda part: self._pack_part(part, parameter=parameter))
-        self._count(KeepReason.UNSUPPORTED, tensor.numel() * tensor.itemsize)
-        return self._kept(tensor)
-
-    def _pack_part(
-        self, tensor: torch.Tensor, *, parameter: bool | None
-    ) -> PackedTensor | WrappedTensor:
-        if type(tensor) not in _PLAIN:
-            return self._pack_special(tensor, parameter=parameter)
-        packed = self.pack(tensor)
-        if parameter is not None and isinstance(packed, PackedTensor):
-            self._parameters = {packed: parameter} | (self._parameters or {})
-        return packed
-
-    def _kept(self, tensor: torch.Tensor) -> PackedTensor:
-        packed = PackedTensor()
-        packed.fqn = self._fqn
-        packed.version = tensor._version
-        packed.alias = tensor.detach()
-        return packed
+            return WrappedTensor(tensor, lambda inner: self.pack(inner, parameter=parameter))
+        nbytes = tensor.numel() * tensor.itemsize
+        reason = KeepReason.UNSUPPORTED
+        self.kept_bytes[reason] = self.kept_bytes.get(reason, 0) + nbytes
+        return KeptTensor((self._fqn, tensor.detach(), tensor._version))
 
 
 def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:

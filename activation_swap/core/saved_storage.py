@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from activation_swap.core.packed_tensor import View
-
 if TYPE_CHECKING:
     from activation_swap.core.group import Group
-    from activation_swap.core.packed_tensor import PackedTensor
 
 __all__ = ["SavedStorage"]
 
@@ -83,30 +80,6 @@ class SavedStorage:
         self.aliases: list[tuple[torch.Tensor, int]] | None = []
         self.reloaded: torch.Tensor | None = None
         self.host: tuple[torch.Tensor, ...] = ()
-
-    def view(self, tensor: torch.Tensor) -> View | None:
-        """Return how a save differs from the form; most do not, and are all of the storage."""
-        size, stride, dtype, neg = tensor.size(), tensor.stride(), tensor.dtype, tensor.is_neg()
-        if size == self.size and stride == self.stride and dtype is self.dtype and not neg:
-            return None
-        return View(dtype, size, stride, tensor.storage_offset(), tensor.is_conj(), neg)
-
-    def add(self, packed: PackedTensor, view: View | None) -> None:
-        """Take one save: hold its detached alias, and give that up with all others.
-
-        Args:
-            packed: What autograd holds of it.
-            view: See :meth:`view`.
-        """
-        alias, aliases = packed.alias, self.aliases
-        if alias is None or aliases is None:
-            raise self.group.impossible(asked="one more save of a storage that was given up")
-        packed.index = len(aliases)
-        packed.view = view
-        packed.storage = self
-        aliases.append((alias, packed.version))
-        # Last: another thread may unpack it at any moment.
-        packed.alias = None
 
     def original(self) -> torch.Tensor:
         """Return all of the original storage in the form, without a copy."""
