@@ -29,7 +29,7 @@ class KeepReason(StrEnum):
     PARTIAL_VIEW = "partial_view"
     """A view of a small part of a larger storage that belongs to somebody else."""
     CHANGED = "changed"
-    """Changed in place after it was saved: its copy could be of either value."""
+    """Changed in place after it was saved, or resized: its copy could be of either value."""
     LAST = "last"
     """The last attention of the chain: its backward comes first."""
     SCHEDULE = "schedule"

@@ -39,10 +39,13 @@ __all__ = ["AttentionCalls"]
 
 
 class _Open(threading.local):
-    """The recorders of the attention calls that this thread is inside of: one, or none."""
+    """The attention calls that this thread is inside of: a recorder, or ``None`` without one.
+
+    Below the last there may be what interrupts have left: module hooks see no KeyboardInterrupt.
+    """
 
     def __init__(self) -> None:
-        self.recorders: list[Recorder] = []
+        self.calls: list[Recorder | None] = []
 
 
 class AttentionCalls:
@@ -92,42 +95,51 @@ class AttentionCalls:
         """
         site = self._sites[index]
         check_recompute_flag(site)
+        calls = self._open.calls
         if not torch.is_grad_enabled() or index not in self._recorded:
+            calls.append(None)
             return
         expected = site.module()
         if expected is None or module is not expected:
             raise shallow_copy_error(site, module)
-        recorders = self._open.recorders
-        if recorders and not self.close_interrupted():
+        outer = self.close_interrupted()
+        if outer is not None:
             raise Reason.NESTED_ATTENTION.error(
-                where=site.fqn, found=f"a call inside of {recorders[-1].group.fqn}"
+                where=site.fqn, found=f"a call inside of {outer.group.fqn}"
             )
         if not self._warned_of_cache:
             self._check_cache(site, kwargs)
         link = self._links.of(_device_of(args, kwargs))
         check_call(site, link.transfer)
         if not self._order.admit(index):
+            calls.append(None)
             return
         previous = self._order.previous()
         group = Group(self._engine, fqn=site.fqn, index=index, link=link, previous=previous)
         recorder = Recorder(group, self._policy, module, (args, kwargs), calls=self)
         # An interrupt may come between any two lines: hooks without a recorder could not be mended.
-        recorders.append(recorder)
+        calls.append(recorder)
         try:
             push_saved_tensor_hooks(recorder.pack, unpack)
         except RuntimeError as error:
             # torch.func's transforms, and whoever else calls disable_saved_tensors_hooks.
-            recorders.pop().close()
+            calls.pop()
+            recorder.close()
             raise Reason.HOOKS_DISABLED.error(where=site.fqn, found=str(error)) from error
 
     def leave(self, index: int, result: Any) -> None:
         """End a call, also one that raised: then ``result`` is ``None`` and nothing moves."""
-        recorders = self._open.recorders
-        if not recorders or recorders[-1].group.index != index:
+        calls = self._open.calls
+        recorder = calls[-1] if calls else None
+        if recorder is None:
+            # A call without one, or one that was refused.
+            del calls[-1:]
             return
-        pop_saved_tensor_hooks()
-        recorder = recorders.pop()
         group = recorder.group
+        if group.index != index:
+            return
+        self._pop_hooks_of(recorder)
+        calls.pop()
         self._seal(recorder, KeepReason.FAILED if result is None else self._order.keep(group))
         if result is not None:
             self._order.sealed(group)
@@ -138,23 +150,34 @@ class AttentionCalls:
         self.closed = True
         self.close_interrupted()
 
-    def close_interrupted(self) -> bool:
-        """Mend what an interrupt left in this thread: module hooks see no KeyboardInterrupt.
+    def close_interrupted(self) -> Recorder | None:
+        """Mend what an interrupt left in this thread.
 
         Returns:
-            Whether no call is open any more: other hooks may be active inside of one.
+            A call that is no such thing, since other hooks are active inside of it; or ``None``.
         """
-        recorders = self._open.recorders
-        while recorders:
-            recorder = recorders[-1]
-            top = top_saved_tensor_hooks()
-            if top is not None:
-                if top[0] != recorder.pack:
-                    return False
-                pop_saved_tensor_hooks()
-            recorders.pop()
-            self._seal(recorder, KeepReason.FAILED)
-        return True
+        calls = self._open.calls
+        while calls:
+            recorder = calls[-1]
+            if recorder is not None and not self._pop_hooks_of(recorder):
+                return recorder
+            calls.pop()
+            if recorder is not None:
+                self._seal(recorder, KeepReason.FAILED)
+        return None
+
+    @staticmethod
+    def _pop_hooks_of(recorder: Recorder) -> bool:
+        """Take the recorder's hooks off, unless an interrupt came after that.
+
+        Returns:
+            Whether no other hooks are active.
+        """
+        top = top_saved_tensor_hooks()
+        if top is not None and top[0] == recorder.pack:
+            pop_saved_tensor_hooks()
+            return True
+        return top is None
 
     def _check_cache(self, site: HookedSite, kwargs: dict[str, Any]) -> None:
         for name in site.cache_arguments:
@@ -168,9 +191,8 @@ class AttentionCalls:
 
     def _seal(self, recorder: Recorder, keep: KeepReason | None) -> None:
         try:
-            self._engine.seal(
-                recorder.group, recorder.storages, kept_bytes=recorder.kept_bytes, keep=keep
-            )
+            storages = recorder.movable()
+            self._engine.seal(recorder.group, storages, kept_bytes=recorder.kept_bytes, keep=keep)
         finally:
             recorder.close()
 

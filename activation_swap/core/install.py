@@ -52,6 +52,7 @@ class InstalledSwap:
         window = 1 if pipelined else window_of(plan.policy.fraction)
         self._engine = Engine(self._links, ahead=window)
         self._handles: list[Any] = []
+        self._removed = False
         self._attachment: Attachment | None = None
         self._chunks: Chunks | None = None
         order: LayerChain | Chunks
@@ -151,15 +152,17 @@ class InstalledSwap:
 
     def remove(self) -> None:
         """Take the hooks off and give the pinned memory up. Repeatable; live graphs stay right."""
-        attachment, self._attachment = self._attachment, None
-        if attachment is not None:
-            attachment.detach()
-        handles, self._handles = self._handles, []
-        for handle in handles:
-            handle.remove()
-        if handles:
+        # In an order in which an interrupt anywhere leaves the rest to the next call.
+        if self._attachment is not None:
+            self._attachment.detach()
+            self._attachment = None
+        while self._handles:
+            self._handles[-1].remove()
+            self._handles.pop()
+        if not self._removed:
             self._calls.close()
             self._engine.close()
+            self._removed = True
 
 
 def install(plan: SwapPlan, *, links: Links | None = None) -> InstalledSwap:

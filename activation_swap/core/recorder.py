@@ -15,6 +15,7 @@ from activation_swap.core.packed_tensor import KeptTensor, PackedTensor, view_of
 from activation_swap.core.saved_storage import SavedStorage
 from activation_swap.core.torch_private import (
     base_of,
+    identity_of,
     is_parameter_cast,
     is_traceable_wrapper_subclass,
     wait_for_collective,
@@ -42,8 +43,8 @@ _MOVABLE = frozenset(
 class Recorder:
     """Collects what one call of one attention saves.
 
-    It lives for the call. While it does, it holds every storage it has seen, so that an address
-    is an identity: the allocator cannot give it to another tensor.
+    It lives for the call. While it does, it holds every storage it has seen, so that none can be
+    taken for another one that has its place.
 
     Args:
         group: The group to record into.
@@ -87,7 +88,7 @@ class Recorder:
         self.storages: list[SavedStorage] = []
         self.kept_bytes: dict[KeepReason, int] = {}
         self._fqn = group.fqn
-        # An empty storage has no address.
+        # An empty storage holds nothing, and may be in several places.
         self._min_bytes = max(1, policy.min_bytes)
         self._min_coverage = policy.min_coverage
         self._narrow_from = narrow_from(self._min_bytes) if policy.narrow else None
@@ -118,34 +119,49 @@ class Recorder:
         if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
             return self._pack_special(tensor, parameter=parameter)
         storage = tensor.untyped_storage()
-        nbytes = storage.nbytes()
-        address = storage.data_ptr()
-        saved = self._known.get(address)
-        if saved is not None and saved.nbytes == nbytes:
+        identity = identity_of(storage)
+        saved = self._known.get(identity)
+        if saved is not None:
             return PackedTensor(saved, tensor, view_of(saved, tensor))
-        # What holds a storage holds all of it: one reason to keep it is enough. Unless FSDP2 has
-        # freed the memory of a weight since, and something else is there now.
-        if address in self._kept and self._kept[address][1].untyped_storage().nbytes() == nbytes:
+        # What holds a storage holds all of it: one reason to keep it is enough.
+        if identity in self._kept:
             return KeptTensor((self._fqn, tensor.detach(), tensor._version))
         if self._calls is None or self._calls.closed:
             # Removed inside of this call, whose end has no hook any more.
             self.close_interrupted()
             return KeptTensor((self._fqn, tensor.detach(), tensor._version))
+        nbytes = storage.nbytes()
         if nbytes < self._min_bytes:
             reason = KeepReason.SMALL
         else:
-            why = self._reason_to_keep(tensor, nbytes, address, parameter=parameter)
+            why = self._reason_to_keep(tensor, nbytes, parameter=parameter)
             if why is None:
                 narrow = tensor.dtype is torch.float32 and self._may_narrow(tensor, nbytes)
                 saved = SavedStorage(self.group, tensor, nbytes, narrow=narrow)
-                self._known[address] = saved
+                self._known[identity] = saved
                 self.storages.append(saved)
                 view = None if saved.as_saved else view_of(saved, tensor)
                 return PackedTensor(saved, tensor, view)
             reason = why
-        kept = self._kept[address] = KeptTensor((self._fqn, tensor.detach(), tensor._version))
+        kept = self._kept[identity] = KeptTensor((self._fqn, tensor.detach(), tensor._version))
         self.kept_bytes[reason] = self.kept_bytes.get(reason, 0) + nbytes
         return kept
+
+    def movable(self) -> list[SavedStorage]:
+        """Return the storages that may move, and have the memory that they had when saved.
+
+        One that was resized since is left to its owner, as in plain autograd: a copy would read
+        memory that is not its own.
+        """
+        whole = [
+            saved
+            for saved in self.storages
+            if saved.aliases and saved.aliases[0][0].untyped_storage().nbytes() == saved.nbytes
+        ]
+        if len(whole) < len(self.storages):
+            lost = sum(saved.nbytes for saved in self.storages if saved not in whole)
+            self._count(KeepReason.CHANGED, lost)
+        return whole
 
     def close_interrupted(self) -> None:
         """End the call that this records, in its thread: no hook did."""
@@ -164,6 +180,9 @@ class Recorder:
         self._known = {}
         self._kept = {}
 
+    def _count(self, reason: KeepReason, nbytes: int) -> None:
+        self.kept_bytes[reason] = self.kept_bytes.get(reason, 0) + nbytes
+
     def _may_narrow(self, tensor: torch.Tensor, nbytes: int) -> bool:
         return (
             self._narrow_from is not None
@@ -176,7 +195,7 @@ class Recorder:
         )
 
     def _reason_to_keep(
-        self, tensor: torch.Tensor, nbytes: int, address: int, *, parameter: bool | None
+        self, tensor: torch.Tensor, nbytes: int, *, parameter: bool | None
     ) -> KeepReason | None:
         base = base_of(tensor)
         root = tensor if base is None else base
@@ -184,16 +203,18 @@ class Recorder:
             return KeepReason.PARAMETER
         if tensor.device != self._device:
             return KeepReason.OTHER_DEVICE
-        if tensor.dtype not in _MOVABLE or tensor.is_neg():
+        if tensor.dtype not in _MOVABLE or tensor.is_neg() or tensor.is_nested:
             return KeepReason.UNSUPPORTED
         if tensor.nbytes < nbytes:
             needed = self._min_coverage * nbytes
             if tensor.nbytes < needed and _span_bytes(tensor) < needed:
                 return KeepReason.PARTIAL_VIEW
         # Only what no operation of the graph has computed can live longer than the graph.
-        return self._owner_elsewhere(tensor, address) if root.is_leaf else None
+        return self._owner_elsewhere(tensor) if root.is_leaf else None
 
-    def _owner_elsewhere(self, tensor: torch.Tensor, address: int) -> KeepReason | None:
+    def _owner_elsewhere(self, tensor: torch.Tensor) -> KeepReason | None:
+        # By address: what owns it may be another storage of the same memory, as from numpy.
+        address = tensor.untyped_storage().data_ptr()
         if not tensor.requires_grad and address in self._addresses_of_arguments():
             return KeepReason.ARGUMENT
         return KeepReason.PARAMETER if address in self._addresses_of_module() else None
@@ -239,9 +260,7 @@ class Recorder:
                 base = base_of(tensor)
                 parameter = self._is_parameter(tensor, tensor if base is None else base)
             return WrappedTensor(tensor, lambda inner: self.pack(inner, parameter=parameter))
-        nbytes = tensor.numel() * tensor.itemsize
-        reason = KeepReason.UNSUPPORTED
-        self.kept_bytes[reason] = self.kept_bytes.get(reason, 0) + nbytes
+        self._count(KeepReason.UNSUPPORTED, tensor.numel() * tensor.itemsize)
         return KeptTensor((self._fqn, tensor.detach(), tensor._version))
 
 

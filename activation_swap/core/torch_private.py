@@ -24,6 +24,7 @@ __all__ = [
     "drop_forward_hooks",
     "forward_pre_hooks",
     "free_pinned_cache",
+    "identity_of",
     "in_backward",
     "input_dtype_of_cast",
     "is_compiled",
@@ -50,6 +51,10 @@ pop_saved_tensor_hooks = _autograd._pop_saved_tensors_default_hooks
 # The tensor that a tensor is a differentiable view of, or None (``Tensor._base``). The descriptor's
 # own getter: a Python function around it would cost three times as much, in every pack.
 base_of: Callable[[torch.Tensor], torch.Tensor | None] = vars(torch._C.TensorBase)["_base"].__get__
+
+# The storage itself, as a number, whoever asks through which view (``UntypedStorage._cdata``). Not
+# its address, which is another storage's once FSDP2 has freed a weight. The getter, as above.
+identity_of: Callable[[torch.UntypedStorage], int] = vars(torch._C.StorageBase)["_cdata"].__get__
 
 
 def top_saved_tensor_hooks() -> tuple[Callable[..., Any], Callable[..., Any]] | None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -121,4 +121,55 @@ def test_remove_inside_of_hooks_inside_of_an_attention() -> None:
 
     chain.attentions[1].inner = removes
     assert equal(run(chain, hidden()), run(Chain(), hidden()))
+    assert top_saved_tensor_hooks() is None
+
+
+@pytest.mark.parametrize("hooked", [False, True], ids=["alone", "in-other-hooks"])
+def test_an_evaluation_after_an_interrupt_takes_nobodys_hooks_off(*, hooked: bool) -> None:
+    """Without grad a call has no recorder: the one that is left is none of its own."""
+    chain = Chain()
+    expected, evaluated = run(Chain(), hidden()), Chain()(hidden()).detach()
+    swap = install_chain(chain)
+    plain = chain.attentions[1].inner
+    interrupt(chain)
+    chain.attentions[1].inner = plain
+    seen: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        seen.append(tensor)
+        return tensor
+
+    for _ in range(2):
+        with torch.no_grad():
+            if not hooked:
+                assert torch.equal(chain(hidden()), evaluated)
+                continue
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                assert torch.equal(chain(hidden()), evaluated)
+                with torch.enable_grad():
+                    hidden().sin()
+    assert len(seen) == (2 if hooked else 0)
+    assert equal(run(chain, hidden()), expected)
+    assert top_saved_tensor_hooks() is None
+    assert swap.stats().live_groups == 0
+
+
+def test_an_evaluation_inside_of_an_attention_ends_no_call() -> None:
+    """Of another attention, or of the same one again."""
+    plain, chain = Chain(), Chain()
+    for one in (plain, chain):
+        first, second, _ = one.attentions
+        again = iter([True, False] * 9)
+
+        def inner(
+            value: torch.Tensor, modules: Any = (first, second), again: Any = again
+        ) -> torch.Tensor:
+            with torch.no_grad():
+                found = value * modules[1](value)[0]
+                return found + modules[0](value)[0] if next(again) else found
+
+        first.inner = inner
+    swap = install_chain(chain)
+    assert equal(run(chain, hidden()), run(plain, hidden()))
+    assert swap.stats().offloaded_storages > 0
     assert top_saved_tensor_hooks() is None

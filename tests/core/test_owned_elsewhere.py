@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from activation_swap import KeepReason, SwapPolicy
-from activation_swap.core.packed_tensor import KeptTensor
-from activation_swap.core.torch_private import top_saved_tensor_hooks
-from tests.core.chain import Chain, install_chain
+from tests.core.chain import Chain, equal, install_chain, run
 from tests.models import build, forward, swapped, tokens
 
 if TYPE_CHECKING:
@@ -97,27 +95,60 @@ def test_a_storage_is_kept_or_moved_and_never_both(moved: set[int], *, half_firs
     loss.backward()
 
 
-@pytest.mark.parametrize("freed", [True, False])
-def test_what_takes_the_place_of_a_freed_weight_moves(moved: set[int], *, freed: bool) -> None:
-    """FSDP2 frees a gathered weight in the middle of an attention, and its address is reused."""
-    chain = Chain(width=WIDTH)
-    places: list[int] = []
+def test_a_storage_that_was_resized_stays(moved: set[int]) -> None:
+    """Freed after its save, as FSDP2 frees weights, and filled again for its backward.
+
+    A copy would read what is gone. What takes its address meanwhile moves as ever.
+    """
+    plain, chain = Chain(width=WIDTH), Chain(width=WIDTH)
+    values = torch.linspace(0.5, 2.0, HIDDEN.numel()).view_as(HIDDEN)
+    gathered: list[torch.Tensor] = []
+
+    def gather(weight: torch.Tensor) -> None:
+        weight.untyped_storage().resize_(values.nbytes)
+        with torch.autograd._unsafe_preserve_version_counter(weight):  # type: ignore[attr-defined]
+            weight.copy_(values)
 
     def inner(value: torch.Tensor) -> torch.Tensor:
-        result = value.sin()
-        weight = torch.zeros_like(result)
-        if freed:
-            weight.untyped_storage().resize_(0)
-        hooks = top_saved_tensor_hooks()
-        assert hooks is not None
-        recorder = hooks[0].__self__  # type: ignore[attr-defined]
-        # As if the weight had been there before: no allocator can be asked for an address.
-        places.append(result.untyped_storage().data_ptr())
-        recorder._kept[places[0]] = KeptTensor(("weight", weight, weight._version))
+        weight = values.clone()
+        scaled = value * weight
+        scaled.register_hook(lambda _: gather(weight))
+        weight.untyped_storage().resize_(0)
+        gathered.append(weight)
+        result = scaled.sin()
         return result * result
 
-    chain.attentions[0].inner = inner
-    install_chain(chain, POLICY)
-    loss = chain(HIDDEN)
-    assert (places[0] in moved) is freed
-    del loss
+    for one in (plain, chain):
+        for module in one.attentions:
+            module.inner = inner
+    expected = run(plain, HIDDEN)
+    swap = install_chain(chain, POLICY)
+    assert equal(run(chain, HIDDEN), expected)
+    assert len(gathered) == 2 * len(chain.attentions)
+    # The input, what `exp` and `sin` put out, what `sin` took, and the two factors at the end.
+    assert swap.stats().offloaded_storages == 2 * 6
+    assert swap.stats().kept_bytes[KeepReason.CHANGED] == 3 * values.nbytes
+    assert moved
+    assert 0 not in moved
+
+
+def test_a_place_is_no_identity() -> None:
+    """Of two storages in one place, one may be gone before the other comes."""
+    memory = bytearray(HIDDEN.numel() * 4)
+    plain, chain = Chain(width=WIDTH), Chain(width=WIDTH)
+
+    def inner(value: torch.Tensor) -> torch.Tensor:
+        one, other = (
+            torch.frombuffer(memory, dtype=torch.float32).view_as(value) for _ in range(2)
+        )
+        one.fill_(0.5)
+        return value * one + value.sin() * other
+
+    for known in (plain, chain):
+        for module in known.attentions:
+            module.inner = inner
+    expected = run(plain, HIDDEN)
+    swap = install_chain(chain, POLICY)
+    assert equal(run(chain, HIDDEN), expected)
+    # The input, what `exp` put out, the two of one place, the two factors at the end.
+    assert swap.stats().offloaded_storages == 2 * 6

@@ -10,6 +10,7 @@ import torch
 
 from activation_swap import KeepReason, SwapPolicy
 from activation_swap.core.recorder import Recorder
+from tests.core.chain import Chain, equal, install_chain, run
 from tests.core.oracle import eligible_bytes, saves_of
 from tests.models import build, forward, step, swapped, tokens, twins
 
@@ -112,3 +113,20 @@ def test_groups_are_kept_apart_by_call() -> None:
         found = [torch.autograd.grad(loss, list(model.parameters())) for loss in losses]
     for one, other in zip(found, expected, strict=True):
         assert all(map(torch.equal, one, other))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_a_nested_tensor_stays() -> None:
+    """It has a storage, and neither size nor stride."""
+
+    def inner(value: torch.Tensor) -> torch.Tensor:
+        nested = torch.nested.as_nested_tensor([value[0], value[1, :2]])
+        return value.sin() * (nested * nested).values().mean().sin()
+
+    plain, chain = Chain(), Chain()
+    for one in (plain, chain):
+        one.attentions[0].inner = inner
+    swap = install_chain(chain)
+    hidden = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    assert equal(run(chain, hidden), run(plain, hidden))
+    assert swap.stats().kept_bytes[KeepReason.UNSUPPORTED] > 0

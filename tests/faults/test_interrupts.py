@@ -14,12 +14,14 @@ from activation_swap.core import (
     group,
     hooks,
     layer_chain,
+    link,
     packed_tensor,
     pinned_pool,
     recorder,
     saved_storage,
     transfer,
 )
+from activation_swap.core import install as install_module
 from activation_swap.core.torch_private import top_saved_tensor_hooks
 from tests.faults.harness import at_base, next_backward
 from tests.faults.interrupter import Interrupter
@@ -92,6 +94,61 @@ def test_interrupted_in_any_line_of_the_swap(
         assert difference(step(model, ids), expected) is None
     record_property("interrupts", interrupted)
     assert interrupted >= 90
+
+
+def test_evaluation_after_an_interrupt_in_any_line(record_property: Any) -> None:
+    """It has no call of its own to end, takes nobody's hooks off, and training goes on."""
+    plain, model = twins(VERY_TINY)
+    ids = tokens(plain)
+    expected = step(plain, ids)
+    lines = lines_of(OURS)
+    interrupted = 0
+    for number in range(1, lines + 1, max(1, lines // 60)):
+        swap = install(model)
+        interrupted += is_interrupted(model, ids, number=number, files=OURS)
+        hooks = torch.autograd.graph.saved_tensors_hooks(_same, _same)
+        with hooks, torch.no_grad():
+            model(ids)
+            top = top_saved_tensor_hooks()
+            assert top is not None
+            assert top[0] is _same, f"line {number}"
+        with torch.no_grad():
+            model(ids)
+        model.zero_grad(set_to_none=True)
+        assert difference(step(model, ids), expected) is None, f"line {number}"
+        assert top_saved_tensor_hooks() is None
+        next_backward()
+        assert at_base(swap), f"line {number}: {swap.stats()}"
+        swap.remove()
+    record_property("interrupts", interrupted)
+    assert interrupted > 40
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def test_removal_that_is_interrupted_in_any_line_is_ended_by_another() -> None:
+    """Of `remove` itself, of what ends the calls, and of what frees the host memory."""
+    files = OURS | POOL | {str(install_module.__file__), str(link.__file__)}
+    plain, model = twins(VERY_TINY)
+    ids = tokens(plain)
+    expected = step(plain, ids)
+    number = interrupted = 0
+    while number == interrupted:
+        number += 1
+        swap = install(model)
+        step(model, ids)
+        try:
+            with Interrupter(number, files):
+                swap.remove()
+        except KeyboardInterrupt:
+            interrupted += 1
+        swap.remove()
+        assert swap.stats().host_bytes_reserved == 0, f"line {number}"
+        assert not any(module._forward_pre_hooks for module in model.modules()), f"line {number}"
+        assert difference(step(model, ids), expected) is None
+    assert interrupted > 20
 
 
 def test_interrupted_in_any_line_of_the_attention(record_property: Any) -> None:
