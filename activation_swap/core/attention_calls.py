@@ -39,13 +39,13 @@ __all__ = ["AttentionCalls"]
 
 
 class _Open(threading.local):
-    """The attention calls that this thread is inside of: a recorder, or ``None`` without one.
+    """The attention calls that this thread is inside of: a recorder, or the index of one without.
 
-    Below the last there may be what interrupts have left: module hooks see no KeyboardInterrupt.
+    Between them may be what was left by interrupts: module hooks see no KeyboardInterrupt.
     """
 
     def __init__(self) -> None:
-        self.calls: list[Recorder | None] = []
+        self.calls: list[Recorder | int] = []
 
 
 class AttentionCalls:
@@ -94,15 +94,17 @@ class AttentionCalls:
             RejectedError: See :mod:`activation_swap.core.call_guard`; or hooks are disabled.
         """
         site = self._sites[index]
-        check_recompute_flag(site)
         calls = self._open.calls
-        if not torch.is_grad_enabled() or index not in self._recorded:
-            calls.append(None)
+        passive = not torch.is_grad_enabled() or index not in self._recorded
+        outer = None if passive else self.close_interrupted()
+        # Also of a call that is refused below: its end comes all the same.
+        calls.append(index)
+        check_recompute_flag(site)
+        if passive:
             return
         expected = site.module()
         if expected is None or module is not expected:
             raise shallow_copy_error(site, module)
-        outer = self.close_interrupted()
         if outer is not None:
             raise Reason.NESTED_ATTENTION.error(
                 where=site.fqn, found=f"a call inside of {outer.group.fqn}"
@@ -112,32 +114,33 @@ class AttentionCalls:
         link = self._links.of(_device_of(args, kwargs))
         check_call(site, link.transfer)
         if not self._order.admit(index):
-            calls.append(None)
             return
         previous = self._order.previous()
         group = Group(self._engine, fqn=site.fqn, index=index, link=link, previous=previous)
         recorder = Recorder(group, self._policy, module, (args, kwargs), calls=self)
         # An interrupt may come between any two lines: hooks without a recorder could not be mended.
-        calls.append(recorder)
+        calls[-1] = recorder
         try:
             push_saved_tensor_hooks(recorder.pack, unpack)
         except RuntimeError as error:
             # torch.func's transforms, and whoever else calls disable_saved_tensors_hooks.
-            calls.pop()
+            calls[-1] = index
             recorder.close()
             raise Reason.HOOKS_DISABLED.error(where=site.fqn, found=str(error)) from error
 
     def leave(self, index: int, result: Any) -> None:
         """End a call, also one that raised: then ``result`` is ``None`` and nothing moves."""
         calls = self._open.calls
-        recorder = calls[-1] if calls else None
-        if recorder is None:
-            # A call without one, or one that was refused.
+        while calls and _index_of(calls[-1]) != index:
+            if not any(_index_of(call) == index for call in calls):
+                return
+            # What this call caught, and had not ended, of a call inside of it.
+            self._drop_last()
+        recorder = calls[-1] if calls else index
+        if isinstance(recorder, int):
             del calls[-1:]
             return
         group = recorder.group
-        if group.index != index:
-            return
         self._pop_hooks_of(recorder)
         calls.pop()
         self._seal(recorder, KeepReason.FAILED if result is None else self._order.keep(group))
@@ -158,17 +161,26 @@ class AttentionCalls:
         """
         calls = self._open.calls
         while calls:
-            recorder = calls[-1]
-            if recorder is not None and not self._pop_hooks_of(recorder):
-                return recorder
-            calls.pop()
-            if recorder is not None:
-                self._seal(recorder, KeepReason.FAILED)
+            last = calls[-1]
+            if not isinstance(last, int) and not self._pop_hooks_of(last):
+                return last
+            self._drop_last()
         return None
+
+    def _drop_last(self) -> None:
+        last = self._open.calls[-1]
+        if not isinstance(last, int):
+            self._pop_hooks_of(last)
+        self._open.calls.pop()
+        if not isinstance(last, int):
+            self._seal(last, KeepReason.FAILED)
 
     @staticmethod
     def _pop_hooks_of(recorder: Recorder) -> bool:
-        """Take the recorder's hooks off, unless an interrupt came after that.
+        """Take the recorder's hooks off, if they are the innermost ones.
+
+        They are not if an interrupt came after that, or if the attention has put others on and not
+        taken off: then ``other_hooks`` takes these off when it meets them.
 
         Returns:
             Whether no other hooks are active.
@@ -195,6 +207,10 @@ class AttentionCalls:
             self._engine.seal(recorder.group, storages, kept_bytes=recorder.kept_bytes, keep=keep)
         finally:
             recorder.close()
+
+
+def _index_of(call: Recorder | int) -> int:
+    return call if isinstance(call, int) else call.group.index
 
 
 def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:

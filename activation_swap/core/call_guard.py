@@ -10,6 +10,7 @@ from activation_swap.core.torch_private import (
     compiled_call,
     in_backward,
     is_replica,
+    pop_saved_tensor_hooks,
     top_saved_tensor_hooks,
     under_dynamo,
 )
@@ -70,16 +71,17 @@ def check_call(site: HookedSite, transfer: Transfer) -> None:
 def other_hooks() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
     """Return the innermost saved-tensor hooks of this thread that are not of a swap.
 
-    Those of a swap are left over from an attention that was interrupted, and are taken off here.
+    Those of a swap are left over from an attention that was interrupted, or that has put others on
+    without taking them off, and are taken off here.
     """
-    hooks = top_saved_tensor_hooks()
-    if hooks is None:
-        return None
-    recorder = getattr(hooks[0], "__self__", None)
-    if not isinstance(recorder, Recorder):
-        return hooks
-    recorder.close_interrupted()
-    return top_saved_tensor_hooks()
+    while (hooks := top_saved_tensor_hooks()) is not None:
+        recorder = getattr(hooks[0], "__self__", None)
+        if not isinstance(recorder, Recorder):
+            return hooks
+        recorder.close_interrupted()
+        if top_saved_tensor_hooks() == hooks:
+            pop_saved_tensor_hooks()
+    return None
 
 
 def shallow_copy_error(site: HookedSite, module: Any) -> Exception:

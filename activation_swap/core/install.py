@@ -152,13 +152,15 @@ class InstalledSwap:
 
     def remove(self) -> None:
         """Take the hooks off and give the pinned memory up. Repeatable; live graphs stay right."""
-        # In an order in which an interrupt anywhere leaves the rest to the next call.
-        if self._attachment is not None:
-            self._attachment.detach()
+        # Each step may be made twice: by the next call after an interrupt anywhere in this one, by
+        # a signal handler inside of it, or by another thread.
+        attachment = self._attachment
+        if attachment is not None:
+            attachment.detach()
             self._attachment = None
-        while self._handles:
-            self._handles[-1].remove()
-            self._handles.pop()
+        for handle in tuple(self._handles):
+            handle.remove()
+        self._handles.clear()
         if not self._removed:
             self._calls.close()
             self._engine.close()

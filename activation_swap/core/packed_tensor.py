@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from activation_swap.core.group import GroupState
 from activation_swap.core.torch_private import negative_view
 from activation_swap.errors import Reason
 
@@ -85,7 +86,8 @@ class PackedTensor:
             alias, version = aliases[self._index]
             if alias._version != version:
                 raise _changed_in_place(group.fqn, alias)
-            return alias
+            # Whoever replaces its `.data` now must not replace what the recorder knows.
+            return alias.detach() if group.state is GroupState.RECORDING else alias
         data = storage.reloaded
         if data is None:
             raise group.impossible(asked="unpack")

@@ -121,7 +121,7 @@ class Recorder:
         storage = tensor.untyped_storage()
         identity = identity_of(storage)
         saved = self._known.get(identity)
-        if saved is not None:
+        if saved is not None and not tensor.is_nested:
             return PackedTensor(saved, tensor, view_of(saved, tensor))
         # What holds a storage holds all of it: one reason to keep it is enough.
         if identity in self._kept:

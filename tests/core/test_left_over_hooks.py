@@ -173,3 +173,74 @@ def test_an_evaluation_inside_of_an_attention_ends_no_call() -> None:
     assert equal(run(chain, hidden()), run(plain, hidden()))
     assert swap.stats().offloaded_storages > 0
     assert top_saved_tensor_hooks() is None
+
+
+def test_hooks_that_others_take_off_after_the_attention() -> None:
+    """Put on by a pre-hook and taken off by a hook that were registered after those of the swap."""
+    chain = Chain()
+    swap = install_chain(chain)
+    seen: list[int] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        seen.append(tensor.numel())
+        return tensor
+
+    others = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+
+    def put_on(*_: Any) -> None:
+        others.__enter__()
+
+    def take_off(*_: Any) -> None:
+        others.__exit__()
+
+    chain.attentions[1].register_forward_pre_hook(put_on)
+    chain.attentions[1].register_forward_hook(take_off)
+    for _ in range(3):
+        assert equal(run(chain, hidden()), run(Chain(), hidden()))
+        assert top_saved_tensor_hooks() is None
+    assert seen
+    assert swap.stats().live_groups == 0
+
+
+def test_a_refusal_in_other_hooks_is_the_only_one() -> None:
+    """An attention that calls itself with other hooks on: its next calls are right."""
+    chain = Chain()
+    swap = install_chain(chain)
+    attention = chain.attentions[1]
+    plain = attention.inner
+
+    def inner(value: torch.Tensor) -> torch.Tensor:
+        attention.inner = plain
+        with torch.autograd.graph.save_on_cpu():
+            return attention(value)[0]
+
+    attention.inner = inner
+    with pytest.raises(RejectedError, match="AS607"):
+        chain(hidden())
+    for _ in range(2):
+        assert equal(run(chain, hidden()), run(Chain(), hidden()))
+    assert top_saved_tensor_hooks() is None
+    assert swap.stats().live_groups == 0
+
+
+def test_an_interrupt_that_an_attention_catches_ends_no_other_call() -> None:
+    chain = Chain()
+    swap = install_chain(chain)
+    _, second, last = chain.attentions
+    plain = second.inner
+
+    def raises(_: torch.Tensor) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+    def inner(value: torch.Tensor) -> torch.Tensor:
+        second.inner = raises
+        with pytest.raises(KeyboardInterrupt), torch.no_grad():
+            second(value)
+        second.inner = plain
+        return value
+
+    last.inner = inner
+    chain(hidden())
+    assert top_saved_tensor_hooks() is None
+    assert equal(run(chain, hidden()), run(Chain(), hidden()))
+    assert swap.stats().offloaded_storages > 0

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -152,3 +152,43 @@ def test_a_place_is_no_identity() -> None:
     assert equal(run(chain, HIDDEN), expected)
     # The input, what `exp` put out, the two of one place, the two factors at the end.
     assert swap.stats().offloaded_storages == 2 * 6
+
+
+class _ReplacesItsSaves(torch.autograd.Function):
+    """Frees what it saved by giving it other data, as Megatron-LM does."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        saves = [torch.full_like(value, 0.5) for _ in range(8)]
+        ctx.save_for_backward(*saves)
+        return value * saves[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        saves = ctx.saved_tensors
+        result: torch.Tensor = gradient * saves[0]
+        for tensor in saves:
+            tensor.data = torch.zeros_like(tensor)
+        return result
+
+
+def test_an_attention_that_frees_what_it_has_unpacked_itself() -> None:
+    """The storage is gone then, and what is made next may be where it was."""
+    plain, chain = Chain(width=WIDTH), Chain(width=WIDTH)
+
+    def inner(value: torch.Tensor) -> torch.Tensor:
+        leaf = value.detach().sin().requires_grad_()
+        (gradient,) = torch.autograd.grad(_ReplacesItsSaves.apply(leaf).sum(), leaf)
+        factors = [torch.full_like(value, float(number)) for number in range(1, 41)]
+        found = torch.zeros_like(value)
+        for factor in factors:
+            found = found + value * factor * 1e-3
+        return found * gradient
+
+    for one in (plain, chain):
+        for module in one.attentions:
+            module.inner = inner
+    expected = run(plain, HIDDEN)
+    install_chain(chain, POLICY)
+    for _ in range(3):
+        assert equal(run(chain, HIDDEN), expected)

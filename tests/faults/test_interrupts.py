@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -128,27 +129,38 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def test_removal_that_is_interrupted_in_any_line_is_ended_by_another() -> None:
+class _RemovesAgain(Interrupter):
+    """What a signal handler does that removes the swap, between two lines of its removal."""
+
+    swap: Any
+
+    def interrupt(self) -> None:
+        """Remove it here."""
+        self.swap.remove()
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["interrupt", "handler"])
+def test_removal_that_is_interrupted_in_any_line_is_ended_by_another(*, again: bool) -> None:
     """Of `remove` itself, of what ends the calls, and of what frees the host memory."""
     files = OURS | POOL | {str(install_module.__file__), str(link.__file__)}
     plain, model = twins(VERY_TINY)
     ids = tokens(plain)
     expected = step(plain, ids)
-    number = interrupted = 0
-    while number == interrupted:
+    number = lines = 0
+    while number <= lines:
         number += 1
         swap = install(model)
         step(model, ids)
-        try:
-            with Interrupter(number, files):
-                swap.remove()
-        except KeyboardInterrupt:
-            interrupted += 1
+        trace = (_RemovesAgain if again else Interrupter)(number, files)
+        trace.swap = swap  # type: ignore[attr-defined]
+        with suppress(KeyboardInterrupt), trace:
+            swap.remove()
+        lines = trace.lines
         swap.remove()
         assert swap.stats().host_bytes_reserved == 0, f"line {number}"
         assert not any(module._forward_pre_hooks for module in model.modules()), f"line {number}"
         assert difference(step(model, ids), expected) is None
-    assert interrupted > 20
+    assert number > 20
 
 
 def test_interrupted_in_any_line_of_the_attention(record_property: Any) -> None:

@@ -121,8 +121,8 @@ class ScheduleRunner:
 
     def _follow(self, moment: Callable[[Action], None], action: Action) -> None:
         with self._lock:
-            self._following = True
             try:
+                self._following = True
                 moment(action)
             finally:
                 self._following = False

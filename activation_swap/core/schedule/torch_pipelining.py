@@ -135,8 +135,9 @@ class Attachment:
 
     def detach(self) -> None:
         """Restore the stages. Repeatable; graphs that are still alive stay right."""
-        while self._calls:
-            self._calls.pop().restore()
+        for call in tuple(self._calls):
+            call.restore()
+        self._calls.clear()
         self._runner.begin_passive()
 
     def _begin(self) -> None:
@@ -197,7 +198,8 @@ class _StageCall:
         if self._own is not None:
             setattr(stage, self._name, self._own)
         else:
-            delattr(stage, self._name)
+            # A signal handler may have done it meanwhile.
+            vars(stage).pop(self._name, None)
 
 
 class _ComputeCall(_StageCall):
