@@ -168,12 +168,14 @@ class AttentionCalls:
         return None
 
     def _drop_last(self) -> None:
-        last = self._open.calls[-1]
-        if not isinstance(last, int):
-            self._pop_hooks_of(last)
-        self._open.calls.pop()
-        if not isinstance(last, int):
-            self._seal(last, KeepReason.FAILED)
+        calls = self._open.calls
+        last = calls[-1]
+        if isinstance(last, int):
+            calls.pop()
+            return
+        self._pop_hooks_of(last)
+        calls.pop()
+        self._seal(last, KeepReason.FAILED)
 
     @staticmethod
     def _pop_hooks_of(recorder: Recorder) -> bool:

@@ -13,7 +13,7 @@ from tests.core.chain import Chain, equal, install_chain, run
 from tests.models import build, forward, swapped, tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 pytestmark = pytest.mark.level0
 
@@ -24,6 +24,15 @@ HIDDEN = torch.ones(2, 4, WIDTH, requires_grad=True)
 
 def addresses_of(tensors: Iterable[torch.Tensor]) -> set[int]:
     return {tensor.untyped_storage().data_ptr() for tensor in tensors}
+
+
+def twins(inner: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Chain, Chain]:
+    """Return two equal chains with ``inner`` in the middle of each attention."""
+    chains = Chain(width=WIDTH), Chain(width=WIDTH)
+    for chain in chains:
+        for module in chain.attentions:
+            module.inner = inner
+    return chains
 
 
 def test_a_detached_weight_stays(moved: set[int]) -> None:
@@ -100,7 +109,6 @@ def test_a_storage_that_was_resized_stays(moved: set[int]) -> None:
 
     A copy would read what is gone. What takes its address meanwhile moves as ever.
     """
-    plain, chain = Chain(width=WIDTH), Chain(width=WIDTH)
     values = torch.linspace(0.5, 2.0, HIDDEN.numel()).view_as(HIDDEN)
     gathered: list[torch.Tensor] = []
 
@@ -118,9 +126,7 @@ def test_a_storage_that_was_resized_stays(moved: set[int]) -> None:
         result = scaled.sin()
         return result * result
 
-    for one in (plain, chain):
-        for module in one.attentions:
-            module.inner = inner
+    plain, chain = twins(inner)
     expected = run(plain, HIDDEN)
     swap = install_chain(chain, POLICY)
     assert equal(run(chain, HIDDEN), expected)
@@ -135,7 +141,6 @@ def test_a_storage_that_was_resized_stays(moved: set[int]) -> None:
 def test_a_place_is_no_identity() -> None:
     """Of two storages in one place, one may be gone before the other comes."""
     memory = bytearray(HIDDEN.numel() * 4)
-    plain, chain = Chain(width=WIDTH), Chain(width=WIDTH)
 
     def inner(value: torch.Tensor) -> torch.Tensor:
         one, other = (
@@ -144,9 +149,7 @@ def test_a_place_is_no_identity() -> None:
         one.fill_(0.5)
         return value * one + value.sin() * other
 
-    for known in (plain, chain):
-        for module in known.attentions:
-            module.inner = inner
+    plain, chain = twins(inner)
     expected = run(plain, HIDDEN)
     swap = install_chain(chain, POLICY)
     assert equal(run(chain, HIDDEN), expected)
@@ -174,7 +177,6 @@ class _ReplacesItsSaves(torch.autograd.Function):
 
 def test_an_attention_that_frees_what_it_has_unpacked_itself() -> None:
     """The storage is gone then, and what is made next may be where it was."""
-    plain, chain = Chain(width=WIDTH), Chain(width=WIDTH)
 
     def inner(value: torch.Tensor) -> torch.Tensor:
         leaf = value.detach().sin().requires_grad_()
@@ -185,9 +187,7 @@ def test_an_attention_that_frees_what_it_has_unpacked_itself() -> None:
             found = found + value * factor * 1e-3
         return found * gradient
 
-    for one in (plain, chain):
-        for module in one.attentions:
-            module.inner = inner
+    plain, chain = twins(inner)
     expected = run(plain, HIDDEN)
     install_chain(chain, POLICY)
     for _ in range(3):

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
-__all__ = ["Interrupter"]
+__all__ = ["Interrupter", "interrupted_removals"]
 
 FINAL = frozenset({"__init__", "__del__", "forget", "give_back"})
 
@@ -52,3 +54,40 @@ class Interrupter:
             if self.lines == self.number:
                 self.interrupt()
         return self._line
+
+
+class _RemovesAgain(Interrupter):
+    """What a signal handler does that removes the swap, between two lines of its removal."""
+
+    def __init__(self, number: int, files: frozenset[str], swap: Any) -> None:
+        super().__init__(number, files)
+        self.swap = swap
+
+    def interrupt(self) -> None:
+        """Remove it here."""
+        self.swap.remove()
+
+
+def interrupted_removals(
+    begin: Callable[[], Any], files: frozenset[str], *, again: bool
+) -> Iterator[tuple[int, Any]]:
+    """Remove a swap that is interrupted, one line further each time, and then removed once more.
+
+    Args:
+        begin: Returns a new swap.
+        files: Where the lines count.
+        again: Whether a second removal runs at the line, in place of an exception.
+
+    Yields:
+        The number of the line and the swap, until no line is left.
+    """
+    number = lines = 0
+    while number <= lines:
+        number += 1
+        swap = begin()
+        trace = _RemovesAgain(number, files, swap) if again else Interrupter(number, files)
+        with suppress(KeyboardInterrupt), trace:
+            swap.remove()
+        lines = trace.lines
+        swap.remove()
+        yield number, swap

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ from activation_swap.core import (
 from activation_swap.core import install as install_module
 from activation_swap.core.torch_private import top_saved_tensor_hooks
 from tests.faults.harness import at_base, next_backward
-from tests.faults.interrupter import Interrupter
+from tests.faults.interrupter import Interrupter, interrupted_removals
 from tests.models import VERY_TINY, build, difference, install, step, tokens, twins
 
 pytestmark = [pytest.mark.level0, pytest.mark.usefixtures("exact")]
@@ -129,16 +128,6 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-class _RemovesAgain(Interrupter):
-    """What a signal handler does that removes the swap, between two lines of its removal."""
-
-    swap: Any
-
-    def interrupt(self) -> None:
-        """Remove it here."""
-        self.swap.remove()
-
-
 @pytest.mark.parametrize("again", [False, True], ids=["interrupt", "handler"])
 def test_removal_that_is_interrupted_in_any_line_is_ended_by_another(*, again: bool) -> None:
     """Of `remove` itself, of what ends the calls, and of what frees the host memory."""
@@ -146,17 +135,14 @@ def test_removal_that_is_interrupted_in_any_line_is_ended_by_another(*, again: b
     plain, model = twins(VERY_TINY)
     ids = tokens(plain)
     expected = step(plain, ids)
-    number = lines = 0
-    while number <= lines:
-        number += 1
+    number = 0
+
+    def begin() -> Any:
         swap = install(model)
         step(model, ids)
-        trace = (_RemovesAgain if again else Interrupter)(number, files)
-        trace.swap = swap  # type: ignore[attr-defined]
-        with suppress(KeyboardInterrupt), trace:
-            swap.remove()
-        lines = trace.lines
-        swap.remove()
+        return swap
+
+    for number, swap in interrupted_removals(begin, files, again=again):
         assert swap.stats().host_bytes_reserved == 0, f"line {number}"
         assert not any(module._forward_pre_hooks for module in model.modules()), f"line {number}"
         assert difference(step(model, ids), expected) is None

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import signal
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from activation_swap.core import chunks, install
 from activation_swap.core.schedule import runner, torch_pipelining
 from activation_swap.core.torch_private import top_saved_tensor_hooks
 from tests.faults.harness import at_base, next_backward
-from tests.faults.interrupter import Interrupter
+from tests.faults.interrupter import Interrupter, interrupted_removals
 from tests.pipeline.tiny_pipeline import Pipeline
 from tests.schedule.fake_world import fake_world
 
@@ -126,16 +125,6 @@ def test_removed_by_a_signal_handler_in_any_line_of_a_pipeline_step() -> None:
     assert removed >= 50
 
 
-class RemovesAgain(Interrupter):
-    """What a signal handler does that removes the swap, between two lines of its removal."""
-
-    swap: Any
-
-    def interrupt(self) -> None:
-        """Remove it here."""
-        self.swap.remove()
-
-
 @pytest.mark.parametrize("again", [False, True], ids=["interrupt", "handler"])
 def test_removal_that_is_interrupted_in_any_line_restores_the_stages(*, again: bool) -> None:
     """At last by a second call; then another swap may follow the schedule."""
@@ -143,19 +132,17 @@ def test_removal_that_is_interrupted_in_any_line_restores_the_stages(*, again: b
     with fake_world(0, 1):
         plain, pipeline = (Pipeline("Interleaved1F1B", microbatches=2) for _ in range(2))
         expected = plain.step(1)
-        number = lines = 0
-        while number <= lines:
-            number += 1
+        number = 0
+
+        def begin() -> Any:
             swap = apply_to(pipeline)
             swap.attach(pipeline.schedule)
-            trace = (RemovesAgain if again else Interrupter)(number, files)
-            trace.swap = swap  # type: ignore[attr-defined]
-            with suppress(KeyboardInterrupt), trace:
-                swap.remove()
-            lines = trace.lines
-            swap.remove()
+            return swap
+
+        for number, _ in interrupted_removals(begin, files, again=again):
             for stage in pipeline.stages:
-                assert not {"forward_one_chunk", "backward_one_chunk"} & vars(stage).keys()
+                left = {"forward_one_chunk", "backward_one_chunk"} & vars(stage).keys()
+                assert not left, f"line {number}"
                 assert "clear_runtime_states" not in vars(stage)
         assert number > 40
         assert pipeline.step(1).equals(expected)
