@@ -37,7 +37,7 @@ class Explanation:
 
     @property
     def supported(self) -> bool:
-        """Whether ``apply`` would succeed."""
+        """Whether ``apply`` with the same model, set-up and policy would succeed."""
         return not self.rejections
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class Explanation:
             if check.rejection is None:
                 lines.append(f"  ok     {check.subject}: {check.found}")
             else:
-                code, where = check.rejection.reason.value.code, check.rejection.where
+                code, where = check.rejection.code, check.rejection.where
                 lines.append(f"  {code}  {check.subject}: {check.found}, at {where}")
                 lines.append(f"         expected {check.expected}")
         lines.extend(f"  note   {notice}" for notice in self.notices)

@@ -42,11 +42,16 @@ _UNSUPPORTED_WRAPPERS: Final = {
     ),
 }
 
+_STILL_SWAPPED: Final = (
+    "activation_swap: none: the model is swapped by an earlier apply, which this does not undo: "
+    "call remove() on its Swap, which registry.apply('attention', model) returns."
+)
+
 _logger = logging.getLogger(__name__)
 
 
 class Registry:
-    """The adapters, by mode and qualified name of the model class.
+    """The adapters, by qualified name of the model class.
 
     Args:
         adapters: Registered from the start.
@@ -100,13 +105,15 @@ class Registry:
         """Swap the attention activations of a model, from the next training forward on.
 
         All or nothing: what is refused leaves the model untouched. Applying again with the same
-        set-up and policy returns the same live :class:`Swap`.
+        set-up and policy, or without them, returns the same live :class:`Swap`.
 
         Args:
-            mode: ``"none"`` does nothing at all, and does not undo an earlier ``"attention"``.
+            mode: ``"none"`` does nothing at all. It does not undo an earlier ``"attention"``, and
+                warns where one is live.
             model: The model on its device; with ``setup.pp_size`` above 1 this rank's stage module
                 or a sequence of them.
-            setup: What the trainer knows and the model cannot tell. (Default: one device)
+            setup: What the trainer knows and the model cannot tell. (Default: that of the live
+                swap, else ``TrainingSetup()``, one device)
             policy: What moves. (Default: that of the live swap, else ``SwapPolicy()``)
 
         Returns:
@@ -118,9 +125,12 @@ class Registry:
         """
         if mode not in get_args(Mode):
             raise Reason.UNKNOWN_MODE.error(found=repr(mode), where="activation_swap")
+        live = _live_on(model)
         if mode == "none":
+            if live is not None:
+                warnings.warn(_STILL_SWAPPED, UserWarning, stacklevel=2)
             return Swap()
-        setup = TrainingSetup() if setup is None else setup
+        setup = _setup_of(live) if setup is None else setup
         explanation = self._examine(model, setup, policy)
         explanation.raise_first()
         if not explanation.sites:
@@ -131,18 +141,23 @@ class Registry:
         return _install(explanation.sites, setup, SwapPolicy() if policy is None else policy)
 
     def explain(
-        self, model: nn.Module | Sequence[nn.Module], *, setup: TrainingSetup | None = None
+        self,
+        model: nn.Module | Sequence[nn.Module],
+        *,
+        setup: TrainingSetup | None = None,
+        policy: SwapPolicy | None = None,
     ) -> Explanation:
-        """Make every check of ``apply("attention", model, setup=setup)`` and report each.
+        """Make every check of ``apply("attention", model, ...)`` and report each.
 
         Args:
             model: As for :meth:`apply`. It is not changed.
             setup: As for :meth:`apply`.
+            policy: As for :meth:`apply`.
 
         Returns:
             The checks with their results.
         """
-        return self._examine(model, TrainingSetup() if setup is None else setup, None)
+        return self._examine(model, _setup_of(_live_on(model)) if setup is None else setup, policy)
 
     def _examine(self, model: object, setup: object, policy: SwapPolicy | None) -> Explanation:
         checks = list(check_setup(setup))
@@ -259,6 +274,8 @@ def _adapter_problem(adapter: object) -> str | None:
         return f"a {type(adapter).__name__} without mode, model_classes or inspect"
     if adapter.mode != "attention":
         return f"mode {adapter.mode!r}"
+    if not callable(adapter.inspect):
+        return f"an inspect of type {type(adapter.inspect).__name__}"
     names: object = adapter.model_classes
     if isinstance(names, tuple) and names and all(map(_is_qualified, names)):
         return None
@@ -338,6 +355,23 @@ def _check_ownership(
         expected="free",
         found={sites[0].fqn: found} if sites else {},
     )
+
+
+def _live_on(model: object) -> InstalledSwap | None:
+    """Return what is live on any module of a model of which nothing is known yet."""
+    if "activation_swap.core.install" not in sys.modules:
+        # Nothing was ever installed, and mode none imports no torch.
+        return None
+    from torch import nn  # noqa: PLC0415
+
+    from activation_swap.core.install import find_installation  # noqa: PLC0415
+
+    stages = [stage for stage in _stages(model).values() if isinstance(stage, nn.Module)]
+    return find_installation(module for stage in stages for module in stage.modules())
+
+
+def _setup_of(live: InstalledSwap | None) -> TrainingSetup:
+    return TrainingSetup() if live is None else live.setup
 
 
 def _live(sites: Sequence[Site]) -> InstalledSwap | None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from activation_swap._overlap import Overlap
 from activation_swap._stats import SwapStats
@@ -50,7 +50,8 @@ class Installation(Protocol):
 class Swap:
     """A live (or, for mode ``none``, empty) activation swap on one model.
 
-    State belongs to this object, never to the process: two models have two swaps.
+    State belongs to this object, never to the process: two models have two swaps. As a context, it
+    is removed at the end of a ``with`` block.
     """
 
     __slots__ = ("__weakref__", "_installation")
@@ -62,6 +63,12 @@ class Swap:
         if self._installation is None or not self._installation.active:
             return "Swap(active=False)"
         return f"Swap(active=True, {self._installation.describe()})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
 
     @property
     def active(self) -> bool:

@@ -35,9 +35,11 @@ class Keep(StrEnum):
 class GroupVerbs(Protocol):
     """What ``Swap.groups`` offers to a pipeline scheduler.
 
-    Every verb only launches copies or orders streams; none blocks the host. The verbs are a
-    performance hint: an unpack of a group that no verb has brought back waits for its offload,
-    reloads it then and counts a ``reload_misses``. So a wrong order costs time, never a bit.
+    Every verb only launches copies or orders streams; none blocks the host. For one chunk they come
+    in the order in which they stand here. When they come is a performance hint, and so are those of
+    the reload: an unpack of a group that no verb has brought back waits for its offload, reloads it
+    then and counts a ``reload_misses``. A verb that comes late, or not at all, costs time, never a
+    bit; one whose chunk is in another state raises, and does nothing.
     """
 
     def set_group(self, key: tuple[int, int] | None, *, keep: Keep = Keep.NOTHING) -> None:
@@ -45,29 +47,52 @@ class GroupVerbs(Protocol):
 
         Args:
             key: ``(stage, microbatch)``, or ``None`` after the forward. Forwards outside any chunk
-                pass through untouched.
+                pass through untouched. A key may be used again for the next step; the tensors of
+                the last one belong to its graph.
             keep: What of the chunk stays on the device.
+
+        Raises:
+            RejectedError: ``key`` is no pair (AS512).
+            SwapStateError: The chunk is named, and neither closed nor aborted (AS509).
         """
 
     def launch_offload(self, key: tuple[int, int]) -> None:
-        """Close the chunk after its forward; the copies of all that moves have been launched."""
+        """Close the chunk after its forward; the copies of all that moves have been launched.
+
+        Raises:
+            SwapStateError: The chunk is unknown, or was closed (AS509).
+        """
 
     def wait_offload(self, key: tuple[int, int]) -> None:
-        """Order compute after the chunk's last D2H and give up the rest of its device memory."""
+        """Order compute after the chunk's last D2H and give up the rest of its device memory.
+
+        Raises:
+            SwapStateError: Its offload was not launched, or was waited for (AS509).
+        """
 
     def launch_reload(self, key: tuple[int, int]) -> None:
         """Launch the H2D of the attention that backward needs first.
 
         The others follow by themselves, one attention ahead of the backward.
+
+        Raises:
+            SwapStateError: Its offload was not waited for, or it is reloading (AS509).
         """
 
     def wait_reload(self, key: tuple[int, int]) -> None:
-        """Order compute after the H2D that :meth:`launch_reload` launched."""
+        """Order compute after the H2D that :meth:`launch_reload` launched.
+
+        Raises:
+            SwapStateError: No reload was launched (AS509).
+        """
 
     def abort(self, key: tuple[int, int] | None = None) -> None:
         """Forget the bookkeeping of one chunk, or of all, after a failed step.
 
-        Live graphs stay right: their saved tensors belong to them, not to the chunk.
+        Live graphs stay right: their saved tensors belong to them, not to the chunk. Repeatable.
+
+        Raises:
+            RejectedError: ``key`` is neither ``None`` nor a pair (AS512).
         """
 
 

@@ -32,6 +32,7 @@ class ActivationSwapError(Exception):
 
     Attributes:
         reason: The catalogue entry.
+        code: Its permanent code, such as ``"AS104"``.
         where: FQN, file or key that the refusal is about, or ``None``.
         found: What was found there.
         expected: What would have been accepted.
@@ -57,6 +58,11 @@ class ActivationSwapError(Exception):
         self.trace = trace
         super().__init__(self._render())
 
+    @property
+    def code(self) -> str:
+        """The permanent code, such as ``"AS104"``."""
+        return self.reason.value.code
+
     def _render(self) -> str:
         spec = self.reason.value
         lines = [f"{spec.code}: {spec.summary}; {spec.consequence}."]
@@ -71,7 +77,7 @@ class ActivationSwapError(Exception):
     def also(self, others: Sequence[ActivationSwapError]) -> ActivationSwapError:
         """Return this error with the findings of ``others`` added, one line each."""
         lines = (
-            f"{other.reason.value.code} {other.where or other.reason.value.summary}: "
+            f"{other.code} {other.where or other.reason.value.summary}: "
             f"found {other.found}, expected {other.expected}"
             for other in others
         )
@@ -216,7 +222,7 @@ class Reason(Enum):
         code="AS111",
         kind=RejectedError,
         summary="a model class has two adapters",
-        expected="one adapter for each mode and model class",
+        expected="one adapter for each model class",
         fix="register one of them only",
         consequence="the second was not registered",
     )
@@ -370,7 +376,8 @@ class Reason(Enum):
         kind=RejectedError,
         summary="a module of the model is swapped by another installation",
         expected="modules that no live Swap owns, or the same model, set-up and policy again",
-        fix="call remove() on the live Swap first",
+        fix="call remove() on the live Swap, which apply returns for its model without set-up or "
+        "policy",
     )
     COMPILED_MODEL = ReasonSpec(
         code="AS302",
@@ -662,6 +669,14 @@ class Reason(Enum):
         expected="(stage, microbatch), two integers",
         fix="pass a tuple of two to the verbs of Swap.groups",
         consequence="nothing was done",
+    )
+    STEP_NOT_BEGUN = ReasonSpec(
+        code="AS513",
+        kind=SwapStateError,
+        summary="a ScheduleRunner was given a compute call before any step was begun",
+        expected="begin_step(plan) before each training step, begin_passive() before an evaluation",
+        fix="call runner.begin_step(plan) first: without it nothing would move",
+        consequence="the call was not made",
     )
     # AS6xx: run time: what came after apply.
     CHECKPOINTING_ENABLED_LATER = ReasonSpec(

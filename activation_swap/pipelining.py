@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """For a pipeline scheduler of one's own: orders and plans as data, and what runs a plan.
 
-Say in which order a rank computes, lower it once with :func:`plan_rank`, and surround each compute
-call with :meth:`ScheduleRunner.compute`, which calls the verbs of ``Swap.groups`` as planned. A
-schedule of ``torch.distributed.pipelining`` needs none of this: ``Swap.attach`` follows it.
+Say in which order a rank computes, and lower it once with :func:`plan_rank`. In each training step
+call :meth:`ScheduleRunner.begin_step` with that plan, and surround each compute call with
+:meth:`ScheduleRunner.compute`, which calls the verbs of ``Swap.groups`` as planned. A schedule of
+``torch.distributed.pipelining`` needs none of this: ``Swap.attach`` follows it.
 """
 
 from __future__ import annotations

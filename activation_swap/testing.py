@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from activation_swap._registry import Registry
+    from activation_swap import Registry
     from activation_swap._site import Site
     from activation_swap._stats import SwapStats
     from activation_swap.adapters import Adapter, Inspection

@@ -103,7 +103,7 @@ def _return_arity(model: nn.Module, slots: Sequence[LayerSlot], version: Version
 def _difference(check: Check, version: Version) -> Iterator[str]:
     if check.rejection is None:
         return
-    yield f"{check.rejection.reason.value.code} {check.subject}, at {check.rejection.where}"
+    yield f"{check.rejection.code} {check.subject}, at {check.rejection.where}"
     yield f"  found    {check.found}"
     yield f"  expected {check.expected}"
     yield from (f"  also     {line}" for line in check.rejection.trace)

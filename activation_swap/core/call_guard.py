@@ -84,7 +84,7 @@ def other_hooks() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
     return None
 
 
-def shallow_copy_error(site: HookedSite, module: Any) -> Exception:
+def shallow_copy_error(site: HookedSite, module: Any) -> ActivationSwapError:
     """Return the refusal of a call of another module that has the hooks of the site's.
 
     DataParallel makes such copies, one per device, whose weights are no parameters.
@@ -93,7 +93,7 @@ def shallow_copy_error(site: HookedSite, module: Any) -> Exception:
     return Reason.SHALLOW_COPY.error(where=site.fqn, found=found)
 
 
-def _checkpointing(site: HookedSite, found: str) -> Exception:
+def _checkpointing(site: HookedSite, found: str) -> ActivationSwapError:
     return Reason.CHECKPOINTING_ENABLED_LATER.error(where=site.fqn, found=found)
 
 

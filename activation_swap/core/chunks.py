@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from activation_swap.core.engine import Engine
     from activation_swap.core.group import Group
     from activation_swap.core.hooked_site import HookedSite
+    from activation_swap.errors import ActivationSwapError
 
-__all__ = ["ChunkState", "Chunks"]
+__all__ = ["Chunks"]
 
 
 class ChunkState(Enum):
@@ -189,11 +190,6 @@ class Chunks:
         if chunk is not None and named in {None, chunk.key}:
             self._current.chunk = None
 
-    def state(self, key: tuple[int, int]) -> ChunkState | None:
-        """Return how far a chunk is, or ``None`` for one that no verb has named."""
-        chunk = self._chunks.get(_key_of(key))
-        return None if chunk is None else chunk.state
-
     def admit(self, index: int) -> bool:
         """Record an attention call into this thread's chunk; pass it by where there is none.
 
@@ -256,7 +252,7 @@ def _key_of(key: tuple[int, int]) -> GroupKey:
     return named
 
 
-def _illegal(*, verb: str, key: GroupKey, state: ChunkState | None) -> Exception:
+def _illegal(*, verb: str, key: GroupKey, state: ChunkState | None) -> ActivationSwapError:
     return Reason.GROUP_STATE.error(
         where=f"stage {key.stage}, microbatch {key.microbatch}",
         found=f"{verb} of a chunk that is {'unknown' if state is None else state.name}",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from activation_swap.core.pinned_pool import HostBlock
     from activation_swap.core.saved_storage import SavedStorage
     from activation_swap.core.transfer import Copy
+    from activation_swap.errors import ActivationSwapError
 
 __all__ = ["Group", "GroupState"]
 
@@ -109,7 +110,7 @@ class Group:
             raise self.impossible(asked=f"a step to {state.name}")
         self.state = state
 
-    def impossible(self, *, asked: str) -> Exception:
+    def impossible(self, *, asked: str) -> ActivationSwapError:
         """Return the error for a step that this group's state does not allow."""
         return Reason.ILLEGAL_TRANSITION.error(
             where=self.fqn, found=f"{asked} in state {self.state.name}"

@@ -14,6 +14,7 @@ from activation_swap.errors import Reason
 
 if TYPE_CHECKING:
     from activation_swap.core.saved_storage import SavedStorage
+    from activation_swap.errors import ActivationSwapError
 
 __all__ = ["KeptTensor", "PackedTensor", "unpack", "view_of"]
 
@@ -122,7 +123,7 @@ class KeptTensor(tuple[str, torch.Tensor, int]):
         return alias
 
 
-def _changed_in_place(fqn: str, alias: torch.Tensor) -> Exception:
+def _changed_in_place(fqn: str, alias: torch.Tensor) -> ActivationSwapError:
     shape = ", ".join(map(str, alias.size()))
     return Reason.SAVED_TENSOR_CHANGED.error(
         where=fqn,

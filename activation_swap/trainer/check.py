@@ -193,7 +193,7 @@ def _fact(result: Check) -> FactResult:
         subject=result.subject,
         expected=result.expected,
         found=result.found,
-        code=None if rejection is None else rejection.reason.value.code,
+        code=None if rejection is None else rejection.code,
     )
 
 

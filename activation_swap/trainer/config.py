@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from activation_swap._request import Mode  # noqa: TC001 - pydantic reads it
+from activation_swap import Mode  # noqa: TC001 - pydantic reads it
 from activation_swap.errors import Reason
 from activation_swap.trainer.plain_yaml import load_plain_yaml
 

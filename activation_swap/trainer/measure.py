@@ -21,8 +21,7 @@ from activation_swap.trainer.loop import Trainer
 from activation_swap.trainer.progress import step_progress
 
 if TYPE_CHECKING:
-    from activation_swap import Swap, SwapStats
-    from activation_swap._request import Mode
+    from activation_swap import Mode, Swap, SwapStats
     from activation_swap.trainer.config import Config
     from activation_swap.trainer.loop import StepResult
     from activation_swap.trainer.optimizer import Optimizer

@@ -26,7 +26,7 @@ from activation_swap.trainer.report import NOTHING_MOVED, first_difference
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from activation_swap._request import Mode
+    from activation_swap import Mode
     from activation_swap.trainer.config import Config
     from activation_swap.trainer.measure import Measurement
     from activation_swap.trainer.ranks import Ranks

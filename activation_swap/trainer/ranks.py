@@ -17,6 +17,8 @@ from activation_swap.trainer.device import resolve_device
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from activation_swap.errors import ActivationSwapError
+
 __all__ = ["Ranks", "join_ranks"]
 
 
@@ -64,7 +66,7 @@ def join_ranks(*, device: str, pp_size: int) -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
-def _no_ranks(pp_size: int, *, processes: int | None) -> Exception:
+def _no_ranks(pp_size: int, *, processes: int | None) -> ActivationSwapError:
     alone = "a process that torchrun did not start"
     return Reason.NO_RANKS.error(
         where=f"pp_size: {pp_size}",

@@ -11,6 +11,7 @@ import pytest
 import activation_swap
 from activation_swap import (
     KeepReason,
+    Registry,
     Swap,
     SwapPolicy,
     SwapStats,
@@ -20,7 +21,6 @@ from activation_swap import (
     pipelining,
     testing,
 )
-from activation_swap._registry import Registry
 
 pytestmark = pytest.mark.unit
 
@@ -28,8 +28,11 @@ pytestmark = pytest.mark.unit
 def test_names_of_the_package() -> None:
     assert activation_swap.__all__ == [
         "ActivationSwapError",
+        "Explanation",
         "KeepReason",
+        "Mode",
         "Overlap",
+        "Registry",
         "Swap",
         "SwapPolicy",
         "SwapStats",
@@ -87,7 +90,8 @@ def test_names_of_modules() -> None:
             Registry.explain,
             (
                 "(self, model: 'nn.Module | Sequence[nn.Module]', *, "
-                "setup: 'TrainingSetup | None' = None) -> 'Explanation'"
+                "setup: 'TrainingSetup | None' = None, policy: 'SwapPolicy | None' = None) "
+                "-> 'Explanation'"
             ),
         ),
         (Registry.register, "(self, adapter: 'Adapter') -> 'None'"),

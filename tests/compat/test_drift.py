@@ -10,8 +10,7 @@ import pytest
 from packaging.version import Version
 from torch import nn
 
-from activation_swap import SwapPolicy, registry
-from activation_swap._registry import Registry
+from activation_swap import Registry, SwapPolicy, registry
 from activation_swap.adapters.qwen3_moe import Qwen3MoeAttention
 from activation_swap.compat import canary
 from activation_swap.compat.canary import main, report, tiny_model

@@ -12,8 +12,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     checkpoint_wrapper as wrap_in_checkpoint,
 )
 
-from activation_swap import ActivationSwapError, TrainingSetup, registry
-from activation_swap._registry import Registry
+from activation_swap import ActivationSwapError, Registry, TrainingSetup, registry
 from activation_swap.adapters.qwen3_moe import Qwen3MoeAttention
 from activation_swap.errors import RejectedError
 from tests.faults.harness import apply, at_base, one_rank

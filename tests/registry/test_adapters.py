@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from activation_swap import TrainingSetup, registry
-from activation_swap._registry import Registry
+from activation_swap import Registry, TrainingSetup, registry
 from activation_swap._site import Site
 from activation_swap.adapters import BUILT_IN, Adapter, Inspection, compare
 from activation_swap.adapters.qwen3_moe import Qwen3MoeAttention
@@ -139,6 +138,7 @@ def test_registries_are_separate(fresh: Registry) -> None:
         (object(), "a object without mode, model_classes or inspect"),
         (type("A", (ModelAdapter,), {"mode": "mlp"})(), "mode 'mlp'"),
         (type("A", (ModelAdapter,), {"mode": None})(), "mode None"),
+        (type("A", (ModelAdapter,), {"inspect": 3})(), "an inspect of type int"),
         (type("A", (ModelAdapter,), {"model_classes": ()})(), "model_classes ()"),
         (type("A", (ModelAdapter,), {"model_classes": "a.B"})(), "model_classes 'a.B'"),
         (type("A", (ModelAdapter,), {"model_classes": ("Model",)})(), "model_classes ('Model',)"),

@@ -93,6 +93,34 @@ def test_applying_again_without_a_policy_means_the_installed_one(model: Any) -> 
         registry.apply("attention", model, policy=SwapPolicy())
 
 
+def test_applying_again_without_a_setup_means_the_installed_one(model: Any) -> None:
+    swap = registry.apply("attention", model, setup=PIPELINE)
+
+    assert registry.apply("attention", model) is swap
+    assert registry.apply("attention", [model]) is swap
+    assert registry.explain(model).supported
+    with pytest.raises(RejectedError, match="pp_size=2"):
+        registry.apply("attention", model, setup=TrainingSetup())
+
+
+def test_none_says_that_it_does_not_undo_a_live_swap(model: Any) -> None:
+    with registry.apply("attention", model) as swap:
+        with pytest.warns(UserWarning, match="call remove\\(\\)"):
+            assert not registry.apply("none", model).active
+        assert swap.active
+    assert not swap.active
+    assert hook_count(model) == 0
+
+
+def test_explain_makes_the_checks_of_a_policy(model: Any) -> None:
+    assert not registry.explain(model, policy=SwapPolicy(min_bytes=-1)).supported
+
+    swap = registry.apply("attention", model, policy=SwapPolicy(min_bytes=3))
+    assert registry.explain(model, policy=SwapPolicy(min_bytes=3)).supported
+    (rejection,) = registry.explain(model, policy=SwapPolicy(min_bytes=4)).rejections
+    assert rejection.code == "AS301"
+
+
 def test_applying_again_without_the_first_handle_finds_the_installation(model: Any) -> None:
     registry.apply("attention", model)
     gc.collect()

@@ -14,13 +14,13 @@ from torch import nn
 from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
-from activation_swap import registry, testing
-from activation_swap._registry import Registry
+from activation_swap import Registry, registry, testing
 from activation_swap._site import Site
 from activation_swap.adapters import BUILT_IN
 from activation_swap.adapters.qwen3_moe import Qwen3MoeAttention
 from activation_swap.core.hooked_site import HookedSite
 from activation_swap.errors import Reason
+from activation_swap.pipelining import Action, Kind, ScheduleRunner
 from tests.rejections import trainer_calls
 from tests.rejections.case import EVERYTHING, PIPELINE, CallCase
 from tests.rejections.site_cases import checkpointing
@@ -259,6 +259,12 @@ def name_no_chunk(model: Any) -> None:
     swap.groups.set_group((0,))  # type: ignore[arg-type]
 
 
+def compute_before_a_step(model: Any) -> None:
+    swap = registry.apply("attention", model, setup=PIPELINE)
+    with ScheduleRunner(swap.groups).compute(Action(0, Kind.FORWARD, 0)):
+        train(model)
+
+
 CALL_CASES = (
     CallCase(Reason.INVALID_ADAPTER, "adapter-invalid", register_nothing),
     CallCase(Reason.DUPLICATE_ADAPTER, "adapter-twice", register_twice),
@@ -304,6 +310,7 @@ CALL_CASES = (
     CallCase(Reason.NO_SUCH_PIPELINE, "schedule-shape", impossible_shape),
     CallCase(Reason.GROUP_STATE, "chunk-waited-for-before-launch", wait_before_launch),
     CallCase(Reason.NOT_A_CHUNK, "chunk-without-microbatch", name_no_chunk),
+    CallCase(Reason.STEP_NOT_BEGUN, "step-never-begun", compute_before_a_step),
     CallCase(Reason.SCHEDULE_NOT_ATTACHED, "schedule-never-attached", never_attach),
     CallCase(Reason.WITHOUT_PIPELINE, "attached-without-pipeline", attach_without_pipeline),
     CallCase(Reason.WITHOUT_PIPELINE, "groups-without-pipeline", groups_without_pipeline),

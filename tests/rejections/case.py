@@ -15,7 +15,7 @@ from activation_swap import SwapPolicy, TrainingSetup, registry
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from activation_swap._registry import Registry
+    from activation_swap import Registry
     from activation_swap.errors import Reason
 
 

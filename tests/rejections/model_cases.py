@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch import nn
 
-from activation_swap._registry import Registry
+from activation_swap import Registry
 from activation_swap.adapters.qwen3_moe import Qwen3MoeAttention
 from activation_swap.errors import Reason
 from tests.rejections.case import PIPELINE, ApplyCase, Request

@@ -16,7 +16,7 @@ from torch.autograd.graph import (
     saved_tensors_hooks,
 )
 
-from activation_swap import SwapPolicy, registry
+from activation_swap import SwapPolicy, TrainingSetup, registry
 from activation_swap.errors import Reason
 from tests.rejections.case import PIPELINE, ApplyCase, Request
 from tests.rejections.model_cases import change_case
@@ -93,7 +93,7 @@ def swapped_with_a_policy(model: Any) -> Request:
 
 def swapped_in_a_pipeline(model: Any) -> Request:
     registry.apply("attention", model, setup=PIPELINE)
-    return Request(model=model)
+    return Request(model=model, setup=TrainingSetup())
 
 
 def swapped_in_part(model: Any) -> Request:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from activation_swap._verbs import Keep
 from activation_swap.core.schedule.actions import Kind, Step
+from activation_swap.errors import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,8 @@ _LAST_KINDS = frozenset({Kind.FULL_BACKWARD, Kind.BACKWARD_WEIGHT})
 
 
 class _Mode(Enum):
+    NOT_BEGUN = auto()
+    """Neither a step nor an evaluation was begun: to pass calls by would silently move nothing."""
     PASSIVE = auto()
     """Evaluation: no call is followed and no chunk is named."""
     PLANNED = auto()
@@ -37,7 +40,8 @@ class _Mode(Enum):
 class ScheduleRunner:
     """Runs the verbs of one rank's plan while somebody else runs its compute.
 
-    A step is :meth:`begin_step`, then :meth:`compute` around each call of the stage. A call that
+    A step is :meth:`begin_step`, then :meth:`compute` around each call of the stage; an evaluation
+    is :meth:`begin_passive` and the same. A call that
     the plan does not expect ends the plan for this step: gradients do not depend on it, only the
     time that reloads take. The runner never calls compute and never waits for it.
 
@@ -53,7 +57,7 @@ class ScheduleRunner:
         self._verbs = verbs
         # Reentrant: a signal handler may remove the swap between two lines of a verb.
         self._lock = RLock()
-        self._mode = _Mode.PASSIVE
+        self._mode = _Mode.NOT_BEGUN
         self._warned = False
         self._following = False
         self._reset(())
@@ -101,8 +105,13 @@ class ScheduleRunner:
 
         Args:
             action: What the call computes.
+
+        Raises:
+            SwapStateError: No step was begun.
         """
         forward = action.kind is Kind.FORWARD
+        if self._mode is _Mode.NOT_BEGUN:
+            raise Reason.STEP_NOT_BEGUN.error(found=f"{action} before any step")
         if self._mode is _Mode.PASSIVE:
             yield
             return

@@ -110,6 +110,8 @@ class Attachment:
         self._attentions = attentions
         self._deferred = frozenset(stage.stage_index for stage in stages if stage.dw_builder)
         self._runner = ScheduleRunner(verbs)
+        # A stage that somebody calls before any step of the schedule is followed by nobody.
+        self._runner.begin_passive()
         self._source: object = None
         self._plan: tuple[LoweredStep, ...] | None = None
         self._calls: list[_StageCall] = []
