@@ -115,7 +115,7 @@ def test_none_says_that_it_does_not_undo_a_live_swap(model: Any) -> None:
 def test_explain_makes_the_checks_of_a_policy(model: Any) -> None:
     assert not registry.explain(model, policy=SwapPolicy(min_bytes=-1)).supported
 
-    swap = registry.apply("attention", model, policy=SwapPolicy(min_bytes=3))
+    registry.apply("attention", model, policy=SwapPolicy(min_bytes=3))
     assert registry.explain(model, policy=SwapPolicy(min_bytes=3)).supported
     (rejection,) = registry.explain(model, policy=SwapPolicy(min_bytes=4)).rejections
     assert rejection.code == "AS301"
