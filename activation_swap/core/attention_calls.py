@@ -93,6 +93,10 @@ class AttentionCalls:
         Raises:
             RejectedError: See :mod:`activation_swap.core.call_guard`; or hooks are disabled.
         """
+        if self.closed:
+            # Taken off inside of this very call, by a hook or a signal handler: torch goes on with
+            # the hooks that it began with, and the end of the call has none any more.
+            return
         site = self._sites[index]
         calls = self._open.calls
         passive = not torch.is_grad_enabled() or index not in self._recorded
@@ -117,7 +121,7 @@ class AttentionCalls:
             return
         previous = self._order.previous()
         group = Group(self._engine, fqn=site.fqn, index=index, link=link, previous=previous)
-        recorder = Recorder(group, self._policy, module, (args, kwargs), calls=self)
+        recorder = Recorder(group, self._policy, site.module, (args, kwargs), calls=self)
         # An interrupt may come between any two lines: hooks without a recorder could not be mended.
         calls[-1] = recorder
         try:

@@ -55,7 +55,9 @@ def check_call(site: HookedSite, transfer: Transfer) -> None:
             saved-tensor hooks.
     """
     if in_backward():
-        raise _checkpointing(site, "the forward runs again inside of a backward")
+        raise _checkpointing(
+            site, "the forward runs inside of a backward: recomputed, or called by a hook"
+        )
     hooks = other_hooks()
     if hooks is not None:
         if str(getattr(hooks[0], "__module__", None)).startswith("torch.utils.checkpoint"):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine"]
 
-_NO_RANGE = nullcontext()
+_NO_CONTEXT = nullcontext()
 
 
 class Engine:
@@ -174,7 +174,7 @@ class Engine:
         device = transfer.device
         # The stream of the forward owns the memory, whichever thread prefetches: what backward
         # frees there is reused there, in order.
-        with transfer.on(group.stream):
+        with transfer.on(group.stream), _outliving():
             targets = [
                 torch.empty_strided(
                     storage.size, storage.stride, dtype=storage.link_dtype, device=device
@@ -204,7 +204,7 @@ class Engine:
                 group.copy.join()
                 # Widened on the compute stream: on the transfer stream, behind a copy, the kernels
                 # would hold compute's up for many times as long as they run.
-                with group.link.transfer.on(group.stream):
+                with group.link.transfer.on(group.stream), _outliving():
                     for storage in group.live_storages():
                         if storage.narrow:
                             storage.widen()
@@ -295,8 +295,13 @@ class Engine:
         )
 
 
+def _outliving() -> Any:
+    """Return a context in which tensors are made that any later backward may use, too."""
+    return torch.inference_mode(mode=False) if torch.is_inference_mode_enabled() else _NO_CONTEXT
+
+
 def _range(verb: str, group: Group) -> Any:
     """Return a profiler range, or an empty context when nobody records."""
     if not profiling():
-        return _NO_RANGE
+        return _NO_CONTEXT
     return torch.profiler.record_function(f"activation_swap::{verb}({group.fqn})")

@@ -33,19 +33,20 @@ class _Hook:
 class BeforeAttention(_Hook):
     """The forward pre-hook."""
 
-    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Begin the call."""
-        self._calls.enter(self._index, module, args, kwargs)
+    def __call__(
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> None:
+        """Begin the call; torch gives no keywords to a hook that was taken off during it."""
+        if kwargs is not None:
+            self._calls.enter(self._index, module, args, kwargs)
 
 
 class AfterAttention(_Hook):
     """The forward hook, called always."""
 
-    def __call__(
-        self, _module: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any], result: Any
-    ) -> None:
-        """End the call."""
-        self._calls.leave(self._index, result)
+    def __call__(self, _module: Any, _args: tuple[Any, ...], *kwargs_and_result: Any) -> None:
+        """End the call; torch gives no keywords to a hook that was taken off during it."""
+        self._calls.leave(self._index, kwargs_and_result[-1])
 
 
 class InertHook:

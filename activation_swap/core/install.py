@@ -61,6 +61,7 @@ class InstalledSwap:
         else:
             order = LayerChain(
                 self._engine,
+                first=min(self.recorded, default=0),
                 last=len(self.sites) - 1,
                 keep_last=plan.policy.keep_last,
                 window=window,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from typing import TYPE_CHECKING
@@ -41,8 +42,9 @@ class _Position(threading.local):
 
     def __init__(self) -> None:
         self.group: ref[Group] | None = None
-        self.index = -1
-        self.moved = False
+        # No index is higher: whichever attention comes first begins a chain.
+        self.index = sys.maxsize
+        self.began = 0
         self.offloading: deque[ref[Group]] = deque()
 
 
@@ -56,18 +58,23 @@ class LayerChain:
 
     Args:
         engine: What moves the groups.
+        first: Index of the first attention that is recorded.
         last: Index of the last attention.
         keep_last: Whether its group stays on the device.
         window: See :func:`window_of`.
     """
 
-    def __init__(self, engine: Engine, *, last: int, keep_last: bool, window: int = 1) -> None:
+    def __init__(
+        self, engine: Engine, *, first: int, last: int, keep_last: bool, window: int = 1
+    ) -> None:
         self._engine = engine
+        self._first = first
         self._last = last
         self._keep_last = keep_last
         self._window = window
         self._position = _Position()
         self._nothing_moved = NothingMoved(engine)
+        self._moved = False
 
     def admit(self, index: int) -> bool:
         """Continue this thread's chain, or begin one when the layers start again."""
@@ -76,7 +83,7 @@ class LayerChain:
             # What a forward that ended early has left behind.
             self._release(position.offloading, keep=0)
             position.group = None
-            position.moved = False
+            position.began = index
         position.index = index
         return True
 
@@ -99,9 +106,11 @@ class LayerChain:
             # A group without any is gone at once: the next one continues from the one before.
             position.group = ref(group)
         if group.state is GroupState.OFFLOADING:
-            position.moved = True
+            self._moved = True
             position.offloading.append(ref(group))
-        if last and not position.moved:
+        # Once something did move, a forward in which nothing does is a short one. One that began in
+        # the middle, where a hook has applied the swap, is short, too.
+        if last and not self._moved and position.began <= self._first:
             self._nothing_moved.warn()
 
     def _release(self, offloading: deque[ref[Group]], *, keep: int) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from activation_swap.core.saved_storage import SavedStorage
     from activation_swap.errors import ActivationSwapError
 
-__all__ = ["KeptTensor", "PackedTensor", "unpack", "view_of"]
+__all__ = ["KeptTensor", "PackedTensor", "changed_in_place", "unpack", "view_of"]
 
 unpack = methodcaller("unpack")
 """The unpack hook: gives autograd back what one of the ``pack`` hooks took."""
@@ -72,6 +72,17 @@ class PackedTensor:
             self._index = len(aliases)
             aliases.append((tensor.detach(), tensor._version))
 
+    def watch(self, alias: torch.Tensor, version: int) -> bool:
+        """Compare one more version at the release, and hold ``alias`` until then.
+
+        Returns:
+            Whether that ends with the offload.
+        """
+        aliases = self._storage.aliases
+        if aliases is not None:
+            aliases.append((alias, version))
+        return True
+
     def unpack(self) -> torch.Tensor:
         """Return the tensor with its own size, stride and offset. Repeatable, on any thread.
 
@@ -86,7 +97,7 @@ class PackedTensor:
         if aliases is not None:
             alias, version = aliases[self._index]
             if alias._version != version:
-                raise _changed_in_place(group.fqn, alias)
+                raise changed_in_place(group.fqn, alias)
             # Whoever replaces its `.data` now must not replace what the recorder knows.
             return alias.detach() if group.state is GroupState.RECORDING else alias
         data = storage.reloaded
@@ -111,6 +122,10 @@ class KeptTensor(tuple[str, torch.Tensor, int]):
 
     __slots__ = ()
 
+    def watch(self, _alias: torch.Tensor, _version: int) -> bool:
+        """Return ``False``: it does not move, and holds nothing else."""
+        return False
+
     def unpack(self) -> torch.Tensor:
         """Return an alias of the saved tensor.
 
@@ -119,11 +134,12 @@ class KeptTensor(tuple[str, torch.Tensor, int]):
         """
         fqn, alias, version = self
         if alias._version != version:
-            raise _changed_in_place(fqn, alias)
+            raise changed_in_place(fqn, alias)
         return alias
 
 
-def _changed_in_place(fqn: str, alias: torch.Tensor) -> ActivationSwapError:
+def changed_in_place(fqn: str, alias: torch.Tensor) -> ActivationSwapError:
+    """Return the error of an attention's saved tensor that has another version than when saved."""
     shape = ", ".join(map(str, alias.size()))
     return Reason.SAVED_TENSOR_CHANGED.error(
         where=fqn,

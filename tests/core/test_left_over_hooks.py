@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -56,6 +57,25 @@ def test_a_new_model_is_swapped_after_an_interrupt_in_one_that_is_gone() -> None
     del chain
     registry.apply("attention", build(VERY_TINY), policy=SwapPolicy(min_bytes=1)).remove()
     assert top_saved_tensor_hooks() is None
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_model_without_swap_is_not_recorded_for_good(*, gone: bool) -> None:
+    """It trains in the interrupted thread; nobody applies, removes, or calls the attention."""
+    chain = Chain()
+    swap = install_chain(chain)
+    interrupt(chain)
+    if gone:
+        del chain, swap
+    other = torch.nn.Linear(8, 8)
+    saved: list[Any] = []
+    for _ in range(400):
+        value = torch.ones(2, 8)
+        saved.append(weakref.ref(value))
+        other(value).sum().backward()
+        del value
+    assert top_saved_tensor_hooks() is None
+    assert not any(known() for known in saved)
 
 
 def test_hooks_of_others_inside_of_an_interrupted_attention_stay() -> None:

@@ -180,6 +180,27 @@ def test_a_copy_trains_without_swap_and_says_so_once(how: Any) -> None:
     assert difference(step(model, tokens(model)), expected) is None
 
 
+@pytest.mark.parametrize("kind", ["register_forward_pre_hook", "register_forward_hook"])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_hook_of_the_attention_may_remove_the_swap(kind: str, *, again: bool) -> None:
+    """Torch then calls ours once more, without the keywords."""
+    plain, model = twins()
+    ids = tokens(plain)
+    swaps: list[Any] = []
+
+    def remove(*_: Any) -> None:
+        if len(swaps) == 1:
+            swaps[0].remove()
+            swaps.append(install(model) if again else None)
+
+    getattr(model.model.layers[1].self_attn, kind)(remove)
+    swaps.append(install(model))
+    assert difference(step(plain, ids), step(model, ids)) is None
+    assert len(swaps) == 2
+    assert top_saved_tensor_hooks() is None
+    assert difference(step(plain, ids), step(model, ids)) is None
+
+
 def test_two_threads_train_one_model_s_forward() -> None:
     """Each thread has a chain of its own; graphs of both are right."""
     plain, model = twins()

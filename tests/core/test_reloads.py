@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from activation_swap import TrainingSetup
+from activation_swap import SwapPolicy, TrainingSetup
 from activation_swap._site import Site
 from activation_swap.core.host_transfer import HostTransfer
 from activation_swap.core.install import InstalledSwap, install
@@ -133,6 +133,26 @@ def test_an_early_reload_of_a_pipeline_that_fails_is_made_up_for() -> None:
     loss.backward()
     assert equal(gradients(chain) | {"loss": loss.detach()}, run(plain, hidden()))
     assert swap.stats().reload_misses == 1
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_what_comes_back_in_inference_mode_is_no_inference_tensor(*, narrow: bool) -> None:
+    """A backward in that mode may be followed by one that saves what it unpacks."""
+    found = []
+    for swaps in (False, True):
+        chain = Chain().to(torch.bfloat16 if narrow else torch.float32)
+        if narrow:
+            chain.attentions[0].inner = lambda value: value.float().sin().to(torch.bfloat16)
+        if swaps:
+            install_chain(chain, SwapPolicy(min_bytes=1, slab_bytes=4096))
+        weights = list(chain.parameters())
+        loss = chain(hidden().detach().to(weights[0].dtype))
+        with torch.inference_mode():
+            torch.autograd.grad(loss, weights, retain_graph=True)
+        first = torch.autograd.grad(loss, weights, create_graph=True)
+        norm = torch.stack([gradient.float().square().sum() for gradient in first]).sum()
+        found.append(torch.autograd.grad(norm, weights))
+    assert all(map(torch.equal, *found))
 
 
 def test_passive_forwards_before_the_first_step_are_legal() -> None:

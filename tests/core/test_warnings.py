@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from activation_swap import SwapPolicy, registry
+from tests.core.chain import Chain, install_chain, run
 from tests.models import build, gradients, tokens
 
 pytestmark = pytest.mark.level0
@@ -35,6 +36,22 @@ def test_generation_is_not_training() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.generate(tokens(model), max_new_tokens=2, do_sample=False)
+
+
+def test_a_step_inside_of_a_step_is_no_reason_to_warn() -> None:
+    chain = Chain()
+    ran: list[int] = []
+
+    def between(index: int, hidden: torch.Tensor) -> torch.Tensor:
+        if index == 1 and not ran:
+            ran.append(index)
+            run(chain, torch.ones(5, 8, requires_grad=True))
+        return hidden
+
+    chain.between = between
+    swap = install_chain(chain)
+    run(chain, torch.ones(5, 8, requires_grad=True))
+    assert swap.stats().offloaded_bytes > 0
 
 
 def test_a_forward_that_saves_nothing_is_no_reason_to_warn() -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from activation_swap import KeepReason, SwapPolicy
 from activation_swap.core.recorder import Recorder
 from tests.core.chain import Chain, equal, install_chain, run
 from tests.core.oracle import eligible_bytes, saves_of
-from tests.models import build, forward, step, swapped, tokens, twins
+from tests.models import build, forward, gradients, step, swapped, tokens, twins
 
 pytestmark = pytest.mark.usefixtures("exact")
 
@@ -134,3 +135,109 @@ def test_a_nested_tensor_stays(*, flat_first: bool) -> None:
     assert equal(run(chain, hidden), run(plain, hidden))
     kept = swap.stats().kept_bytes.get(KeepReason.UNSUPPORTED, 0)
     assert kept > 0
+
+
+def test_a_jagged_tensor_stays() -> None:
+    """Its offsets are its size: rebuilt from other offsets, it would fit no other such tensor."""
+
+    def inner(value: torch.Tensor) -> torch.Tensor:
+        parts = [value[0], value[1, :2]]
+        nested = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+        return value.sin() * (nested * nested.sin()).values().mean()
+
+    plain, chain = Chain(), Chain()
+    for one in (plain, chain):
+        one.attentions[0].inner = inner
+    swap = install_chain(chain)
+    hidden = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    assert equal(run(chain, hidden), run(plain, hidden))
+    assert swap.stats().kept_bytes[KeepReason.UNSUPPORTED] > 0
+
+
+def test_an_integer_of_few_bits_stays() -> None:
+    """Torch cannot copy it."""
+    uint4: torch.dtype = vars(torch)["uint4"]
+    few = torch.zeros(64, dtype=torch.uint8).view(uint4)
+
+    class Keeps(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(few)
+            return value.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+            assert ctx.saved_tensors[0].dtype is uint4
+            return grads[0]
+
+    chain = Chain()
+    chain.attentions[0].inner = Keeps.apply
+    swap = install_chain(chain)
+    run(chain, torch.ones(5, 8, requires_grad=True))
+    assert swap.stats().kept_bytes[KeepReason.UNSUPPORTED] == few.nbytes
+
+
+def test_an_unsupported_storage_is_counted_once() -> None:
+    tagged = torch.ones(5, 8, requires_grad=True).as_subclass(Tagged)
+    chain = Chain()
+    chain.attentions[0].inner = lambda value: (
+        value * (tagged * tagged * tagged).as_subclass(torch.Tensor)
+    )
+    swap = install_chain(chain)
+    run(chain, torch.ones(5, 8, requires_grad=True))
+    # The leaf, its square, and its cube as the product saves it.
+    assert swap.stats().kept_bytes[KeepReason.UNSUPPORTED] == 2 * tagged.nbytes
+
+
+class Tagged(torch.Tensor):
+    """A subclass that is no wrapper."""
+
+
+def test_what_the_attention_drops_is_gone() -> None:
+    """A graph that it made and threw away is neither held nor copied."""
+    gone: list[bool] = []
+
+    def inner(value: torch.Tensor) -> torch.Tensor:
+        thrown = value.detach().requires_grad_().exp().exp()
+        storage = thrown.untyped_storage()._weak_ref()
+        del thrown
+        gone.append(bool(torch.UntypedStorage._expired(storage)))
+        torch.UntypedStorage._free_weak_ref(storage)
+        return value
+
+    plain, chain = Chain(), Chain()
+    swap, reference = install_chain(chain), install_chain(plain)
+    chain.attentions[0].inner = inner
+    hidden = torch.randn(5, 8, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    assert equal(run(chain, hidden), run(plain, hidden))
+    assert gone == [True]
+    assert swap.stats().offloaded_bytes == reference.stats().offloaded_bytes
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_batch_of_vmap_has_no_address(*, grad: bool) -> None:
+    hidden = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1), requires_grad=grad)
+    plain, chain = Chain(), Chain()
+    swap = install_chain(chain)
+    losses = [torch.vmap(one)(hidden).sum() for one in (plain, chain)]
+    losses[0].backward()
+    losses[1].backward()
+    assert equal(gradients(chain), gradients(plain))
+    assert swap.stats().offloaded_bytes > 0
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+def test_a_zero_of_forward_mode_has_no_address() -> None:
+    """A Hessian-vector product, forward over reverse."""
+    hidden = torch.randn(5, 8, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    found = []
+    for swaps in (False, True):
+        chain = Chain()
+        swap = install_chain(chain) if swaps else None
+        with forward_ad.dual_level():
+            loss = chain(forward_ad.make_dual(hidden, torch.ones_like(hidden)))
+            tangent = forward_ad.unpack_dual(loss).tangent
+            assert tangent is not None
+            found.append(torch.autograd.grad(tangent, list(chain.parameters())))
+        assert swap is None or swap.stats().offloaded_bytes > 0
+    assert all(map(torch.equal, *found))

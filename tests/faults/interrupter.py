@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-__all__ = ["Interrupter", "interrupted_removals"]
+__all__ = ["Interrupter", "Remover", "interrupted_removals"]
 
 FINAL = frozenset({"__init__", "__del__", "forget", "give_back"})
 
@@ -56,7 +56,7 @@ class Interrupter:
         return self._line
 
 
-class _RemovesAgain(Interrupter):
+class Remover(Interrupter):
     """What a signal handler does that removes the swap, between two lines of its removal."""
 
     def __init__(self, number: int, files: frozenset[str], swap: Any) -> None:
@@ -85,7 +85,7 @@ def interrupted_removals(
     while number <= lines:
         number += 1
         swap = begin()
-        trace = _RemovesAgain(number, files, swap) if again else Interrupter(number, files)
+        trace = Remover(number, files, swap) if again else Interrupter(number, files)
         with suppress(KeyboardInterrupt), trace:
             swap.remove()
         lines = trace.lines

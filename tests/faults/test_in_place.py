@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 from activation_swap import KeepReason, SwapPolicy
 from activation_swap.core.link import Links, transfer_for
@@ -33,6 +34,13 @@ CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+WRAPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "plain": lambda tensor: tensor,
+    # Versions of a wrapper are its own: no inner tensor's changes with it.
+    "wrapper": lambda tensor: TwoTensor(tensor, tensor.clone()),
+}
+
+
 class Keeper(torch.autograd.Function):
     """Saves one tensor, and gives what comes back to ``sink``."""
 
@@ -44,7 +52,8 @@ class Keeper(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        ctx.sink.append(ctx.saved_tensors[0].clone())
+        saved = ctx.saved_tensors[0]
+        ctx.sink += [saved.a, saved.b] if isinstance(saved, TwoTensor) else [saved.clone()]
         return grads[0], None, None
 
 
@@ -54,34 +63,37 @@ def links(device: torch.device) -> Links:
     return Links(SwapPolicy(min_bytes=1), make_transfer=make)
 
 
+@pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_never_a_third_value(
-    device: torch.device, layer: int, moment: str, record_property: Any
+    device: torch.device, layer: int, moment: str, wrap: str, record_property: Any
 ) -> None:
     """Until the next attention has ended the data is on the device; the last layer's stays."""
     on_device = layer == 2 or moment in MOMENTS[:3]
-    for change in CHANGES.values():
+    names = CHANGES if wrap == "plain" else ("mul_", "detached")
+    for name in names:
         for no_grad in (False, True):
-            swap = change_once(device, layer, moment, change, no_grad=no_grad, fails=on_device)
+            kept = WRAPS[wrap](torch.arange(4096.0, device=device).reshape(64, 64))
+            swap = change_once(layer, moment, CHANGES[name], kept, no_grad=no_grad, fails=on_device)
             assert at_base(swap)
-    record_property("changes", 2 * len(CHANGES))
+    record_property("changes", 2 * len(names))
 
 
 def change_once(
-    device: torch.device,
     layer: int,
     moment: str,
     change: Callable[[torch.Tensor], Any],
+    kept: torch.Tensor,
     *,
     no_grad: bool,
     fails: bool,
 ) -> InstalledSwap:
+    device = kept.device
     chain = Chain(layers=3, width=64).to(device)
     swap = install_chain(chain, SwapPolicy(min_bytes=1), links=links(device))
     sink: list[torch.Tensor] = []
-    kept = torch.arange(4096.0, device=device).reshape(64, 64)
-    value = kept.clone()
+    value = torch.arange(4096.0, device=device).reshape(64, 64)
     done: list[str] = []
 
     def disturb(now: str) -> None:
@@ -120,7 +132,7 @@ def change_once(
         e.value.__traceback__ = None
     else:
         loss.backward()
-        assert torch.equal(sink[0], value)
+        assert all(torch.equal(back, value) for back in sink)
     return swap
 
 

@@ -24,7 +24,7 @@ from activation_swap.core import (
 from activation_swap.core import install as install_module
 from activation_swap.core.torch_private import top_saved_tensor_hooks
 from tests.faults.harness import at_base, next_backward
-from tests.faults.interrupter import Interrupter, interrupted_removals
+from tests.faults.interrupter import Interrupter, Remover, interrupted_removals
 from tests.models import VERY_TINY, build, difference, install, step, tokens, twins
 
 pytestmark = [pytest.mark.level0, pytest.mark.usefixtures("exact")]
@@ -126,6 +126,41 @@ def test_evaluation_after_an_interrupt_in_any_line(record_property: Any) -> None
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
+
+
+class _RemoverInCalls(Remover):
+    """Counts the lines in which torch calls some modules and their hooks."""
+
+    modules: Any = ()
+
+    def _call(self, frame: Any, event: str, arg: Any) -> Any:
+        called = frame.f_locals.get("self") if frame.f_code.co_name in CALLS else None
+        return super()._call(frame, event, arg) if called in self.modules else None
+
+
+CALLS = ("_call_impl", "inner")
+
+
+def test_removed_in_any_line_of_torch_s_call_of_an_attention(record_property: Any) -> None:
+    """By a signal handler. Torch goes on with the hooks that it began with, taken off or not."""
+    files = frozenset({str(torch.nn.modules.module.__file__)})
+    plain, model = twins(VERY_TINY)
+    ids = tokens(plain)
+    expected = step(plain, ids)
+    number = lines = 0
+    while number <= lines:
+        number += 1
+        trace = _RemoverInCalls(number, files, install(model))
+        trace.modules = [layer.self_attn for layer in model.model.layers]
+        with trace:
+            found = step(model, ids)
+        lines = trace.lines
+        trace.swap.remove()
+        assert difference(found, expected) is None, f"line {number}"
+        assert top_saved_tensor_hooks() is None, f"line {number}"
+        assert difference(step(model, ids), expected) is None
+    assert number > 30
+    record_property("interrupts", number)
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["interrupt", "handler"])
