@@ -665,9 +665,9 @@ class Reason(Enum):
     NOT_A_CHUNK = ReasonSpec(
         code="AS512",
         kind=RejectedError,
-        summary="a verb was given something else than the key of a chunk",
-        expected="(stage, microbatch), two integers",
-        fix="pass a tuple of two to the verbs of Swap.groups",
+        summary="a verb was given something else than the key of a chunk and what to keep of it",
+        expected="(stage, microbatch), two whole numbers of at least 0; keep: a Keep",
+        fix="correct the arguments of the verb of Swap.groups",
         consequence="nothing was done",
     )
     STEP_NOT_BEGUN = ReasonSpec(
@@ -677,6 +677,14 @@ class Reason(Enum):
         expected="begin_step(plan) before each training step, begin_passive() before an evaluation",
         fix="call runner.begin_step(plan) first: without it nothing would move",
         consequence="the call was not made",
+    )
+    PIPELINE_ARGUMENT = ReasonSpec(
+        code="AS514",
+        kind=RejectedError,
+        summary="a pipeline function was given an argument that it cannot take",
+        expected="what the docstring says",
+        fix="correct the argument",
+        consequence="nothing was done",
     )
     # AS6xx: run time: what came after apply.
     CHECKPOINTING_ENABLED_LATER = ReasonSpec(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from enum import Enum, auto
+from operator import index
 from typing import TYPE_CHECKING
 from weakref import ref
 
@@ -49,6 +50,13 @@ _BEFORE = {
 """The states in which each verb is legal."""
 
 
+_CLOSED = frozenset({ChunkState.OFFLOADED, ChunkState.RELOADING, ChunkState.RELOADED})
+"""The states in which the verbs that a graph without any use still needs have come."""
+
+_MANY = 1024
+"""Chunks that are known before those that are through are forgotten."""
+
+
 class _Chunk:
     """One forward of one microbatch through one stage. Groups are known weakly: graphs own them."""
 
@@ -59,6 +67,15 @@ class _Chunk:
         self.keep = keep
         self.state = ChunkState.RECORDING
         self.groups: list[ref[Group]] = []
+
+    def through(self) -> bool:
+        """Whether its graph is gone, and no verb of it is to come."""
+        if any(known() is not None for known in self.groups):
+            return False
+        if not self.groups:
+            # It moves nothing; or its forward has yet to come to an attention.
+            return self.state is ChunkState.RELOADED
+        return self.keep is Keep.ALL or self.state in _CLOSED
 
     def last_group(self) -> Group | None:
         """Return the group of the chunk's latest attention call, if it is alive."""
@@ -93,6 +110,7 @@ class Chunks:
         self._lock = threading.RLock()
         self._current = _Current()
         self._chunks: dict[GroupKey, _Chunk] = {}
+        self._purge_at = _MANY
         self._driven = False
         self._nothing_moved = NothingMoved(engine)
         self._moved = False
@@ -111,10 +129,10 @@ class Chunks:
             keep: What of it stays on the device.
 
         Raises:
-            RejectedError: ``key`` is no pair.
+            RejectedError: ``key`` is no pair of indices, or ``keep`` is no ``Keep``.
             SwapStateError: The chunk is named, and neither closed nor aborted.
         """
-        chunk = None if key is None else _Chunk(_key_of(key), keep)
+        chunk = None if key is None else _Chunk(*_read(key, keep))
         self._driven = True
         if chunk is None:
             self._current.chunk = None
@@ -128,6 +146,8 @@ class Chunks:
                 and known.keep is not Keep.ALL
             ):
                 raise _illegal(verb="set_group", key=chunk.key, state=known.state)
+            if len(self._chunks) >= self._purge_at:
+                self._purge()
             self._chunks[chunk.key] = chunk
         self._current.chunk = chunk
 
@@ -180,7 +200,7 @@ class Chunks:
         Args:
             key: The chunk, or ``None`` for all of this swap.
         """
-        named = None if key is None else _key_of(key)
+        named = None if key is None else _read(key)[0]
         with self._lock:
             if named is None:
                 self._chunks.clear()
@@ -232,8 +252,13 @@ class Chunks:
             # A group without any is gone at once: the next one continues from the one before.
             chunk.groups.append(ref(group))
 
+    def _purge(self) -> None:
+        """Forget the chunks that are through: a scheduler may never use a key again."""
+        self._chunks = {key: chunk for key, chunk in self._chunks.items() if not chunk.through()}
+        self._purge_at = max(_MANY, 2 * len(self._chunks))
+
     def _step(self, key: tuple[int, int], verb: str, state: ChunkState) -> _Chunk:
-        named = _key_of(key)
+        named, _ = _read(key)
         with self._lock:
             chunk = self._chunks.get(named)
             if chunk is None or chunk.state not in _BEFORE[verb]:
@@ -243,13 +268,15 @@ class Chunks:
         return chunk
 
 
-def _key_of(key: tuple[int, int]) -> GroupKey:
+def _read(key: tuple[int, int], keep: Keep = Keep.NOTHING) -> tuple[GroupKey, Keep]:
+    """Read the arguments of a verb: a ``Keep`` may be its text, as in a plan."""
     try:
-        named = GroupKey(*key)
-        hash(named)
-    except TypeError as error:
-        raise Reason.NOT_A_CHUNK.error(found=repr(key)) from error
-    return named
+        stage, microbatch = map(index, key)
+        if min(stage, microbatch) >= 0:
+            return GroupKey(stage, microbatch), Keep(keep)
+    except (TypeError, ValueError):
+        pass
+    raise Reason.NOT_A_CHUNK.error(found=f"{key!r}, {keep!r}")
 
 
 def _illegal(*, verb: str, key: GroupKey, state: ChunkState | None) -> ActivationSwapError:

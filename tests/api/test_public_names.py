@@ -98,7 +98,7 @@ def test_names_of_modules() -> None:
         (pipelining.ScheduleRunner, "(verbs: 'GroupVerbs') -> 'None'"),
         (
             pipelining.ScheduleRunner.begin_step,
-            "(self, plan: 'Sequence[LoweredStep] | None') -> 'None'",
+            "(self, plan: 'Iterable[LoweredStep] | None') -> 'None'",
         ),
         (pipelining.ScheduleRunner.begin_passive, "(self) -> 'None'"),
         (pipelining.ScheduleRunner.compute, "(self, action: 'Action') -> 'Iterator[None]'"),

@@ -99,7 +99,7 @@ def test_wrappers_that_others_wrapped_drive_nothing_after_remove() -> None:
     pipeline = Pipeline("GPipe", microbatches=4)
     swap = applied(pipeline)
     swap.attach(pipeline.schedule)
-    stage = pipeline.stages[0]
+    stage: Any = pipeline.stages[0]
     for name in ("clear_runtime_states", "forward_one_chunk", "backward_one_chunk"):
         inner = getattr(stage, name)
         setattr(stage, name, lambda *args, call=inner, **options: call(*args, **options))
@@ -234,6 +234,53 @@ def test_a_schedule_that_leaves_its_plan_is_learned_and_named_once(
     assert misses[2:] == [0, 0]
     assert swap.stats().offloaded_bytes > 0
     assert len(caplog.records) == 1
+
+
+def test_a_schedule_that_never_ends_a_chunk_keeps_the_plan_that_it_lists() -> None:
+    """Its own calls are no order of a training step, and so teach nothing."""
+    pipeline = Pipeline("GPipe", microbatches=4, layers_per_stage=3)
+    swap = applied(pipeline)
+    swap.attach(pipeline.schedule)
+    stage: Any = pipeline.stages[0]
+    backward = stage.backward_one_chunk
+    stage.backward_one_chunk = lambda chunk, *args, **kwargs: (
+        None if chunk == 2 else backward(chunk, *args, **kwargs)
+    )
+    misses = []
+    for seed in range(4):
+        swap.reset_stats()
+        pipeline.step(seed)
+        misses.append(swap.stats().reload_misses)
+    assert misses[2] == misses[3] == misses[0] < misses[1]
+
+
+def test_a_monitor_without_grad_does_not_end_the_plan() -> None:
+    """A stage that is run once more in the middle of a step, to look at its output."""
+    plain, pipeline = (Pipeline("GPipe", microbatches=4, layers_per_stage=3) for _ in range(2))
+    swap = applied(pipeline)
+    swap.attach(pipeline.schedule)
+    for one in (plain, pipeline):
+        watch(one)
+    for seed in range(2):
+        assert plain.step(seed).equals(pipeline.step(seed))
+    assert swap.stats().reload_misses == 0
+    assert swap.stats().offloaded_bytes > 0
+
+
+def watch(pipeline: Pipeline) -> None:
+    stage: Any = pipeline.stages[0]
+    backward = stage.backward_one_chunk
+
+    def look_then_go(*args: Any, **kwargs: Any) -> Any:
+        kept = dict(stage.fwd_cache), list(stage.output_chunks)
+        with torch.no_grad():
+            stage.forward_one_chunk(1, (pipeline._tokens(0, 64)[1:2],))
+        stage.fwd_cache.clear()
+        stage.fwd_cache.update(kept[0])
+        stage.output_chunks[:] = kept[1]
+        return backward(*args, **kwargs)
+
+    stage.backward_one_chunk = look_then_go
 
 
 class UnknownLoop(Schedule1F1B):

@@ -60,13 +60,46 @@ def test_only_the_next_verb_is_legal(swap: Any, done: int, verb: str) -> None:
         groups.set_group(KEY)
 
 
-@pytest.mark.parametrize("verb", [*ORDER, "abort", "state"])
-@pytest.mark.parametrize("key", [3, (3,), (0, 3, 1), (0, [3])])
+@pytest.mark.parametrize("verb", [*ORDER, "abort"])
+@pytest.mark.parametrize("key", [3, (3,), (0, 3, 1), (0, [3]), "ab", (0, 0.5), (0, -1)])
 def test_what_is_no_key_is_refused(swap: Any, verb: str, key: Any) -> None:
     with pytest.raises(RejectedError) as caught:
         getattr(swap.groups, verb)(key)
     assert caught.value.reason is Reason.NOT_A_CHUNK
-    assert caught.value.found == repr(key)
+    assert caught.value.found.startswith(repr(key))
+
+
+def test_what_to_keep_may_be_a_text_and_nothing_else(model: Any, swap: Any) -> None:
+    swap.groups.set_group(KEY, keep="ALL")
+    forward(model).backward()
+    assert swap.stats().offloaded_bytes == 0
+    with pytest.raises(RejectedError, match="AS512"):
+        swap.groups.set_group(KEY, keep="junk")
+
+
+def test_chunks_whose_keys_never_come_again_are_forgotten(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("activation_swap.core.chunks._MANY", 4)
+    swap = registry.apply(
+        "attention", model, setup=TrainingSetup(pp_size=2), policy=SwapPolicy(min_bytes=1)
+    )
+    groups: Any = swap.groups
+    graphs = []
+    for microbatch in range(40):
+        key = (0, microbatch)
+        groups.set_group(key)
+        loss = forward(model, length=8)
+        groups.set_group(None)
+        groups.launch_offload(key)
+        groups.wait_offload(key)
+        graphs.append(loss)
+        if microbatch >= 2:
+            graphs.pop(0).backward()
+    assert len(groups._chunks) < 16
+    for microbatch in (38, 39):
+        # In flight: still known.
+        groups.launch_reload((0, microbatch))
 
 
 def test_a_chunk_that_stays_whole_needs_no_verb_after_its_forward(model: Any, swap: Any) -> None:

@@ -20,7 +20,7 @@ from activation_swap.adapters import BUILT_IN
 from activation_swap.adapters.qwen3_moe import Qwen3MoeAttention
 from activation_swap.core.hooked_site import HookedSite
 from activation_swap.errors import Reason
-from activation_swap.pipelining import Action, Kind, ScheduleRunner
+from activation_swap.pipelining import Action, Kind, ScheduleRunner, gpipe_order, plan_rank
 from tests.rejections import trainer_calls
 from tests.rejections.case import EVERYTHING, PIPELINE, CallCase
 from tests.rejections.site_cases import checkpointing
@@ -259,6 +259,10 @@ def name_no_chunk(model: Any) -> None:
     swap.groups.set_group((0,))  # type: ignore[arg-type]
 
 
+def plan_an_order_without_its_stage(_: Any) -> None:
+    plan_rank(gpipe_order(stage=1, microbatches=2), attentions={0: 3})
+
+
 def compute_before_a_step(model: Any) -> None:
     swap = registry.apply("attention", model, setup=PIPELINE)
     with ScheduleRunner(swap.groups).compute(Action(0, Kind.FORWARD, 0)):
@@ -310,6 +314,7 @@ CALL_CASES = (
     CallCase(Reason.NO_SUCH_PIPELINE, "schedule-shape", impossible_shape),
     CallCase(Reason.GROUP_STATE, "chunk-waited-for-before-launch", wait_before_launch),
     CallCase(Reason.NOT_A_CHUNK, "chunk-without-microbatch", name_no_chunk),
+    CallCase(Reason.PIPELINE_ARGUMENT, "stage-without-attentions", plan_an_order_without_its_stage),
     CallCase(Reason.STEP_NOT_BEGUN, "step-never-begun", compute_before_a_step),
     CallCase(Reason.SCHEDULE_NOT_ATTACHED, "schedule-never-attached", never_attach),
     CallCase(Reason.WITHOUT_PIPELINE, "attached-without-pipeline", attach_without_pipeline),

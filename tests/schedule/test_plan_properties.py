@@ -12,11 +12,13 @@ from activation_swap.core.schedule.actions import ComputeOrder, Kind, format_pla
 from activation_swap.core.schedule.decision import decide, move_all
 from activation_swap.core.schedule.liveness import ChunkLife, find_chunks
 from activation_swap.core.schedule.lowering import lower, plan_rank
-from activation_swap.core.schedule.simulation import in_flight, residency
+from activation_swap.core.schedule.simulation import MIN_GAP, in_flight, residency
 from activation_swap.core.schedule.validation import validate
 from tests.schedule.legal_orders import attention_counts, legal_orders
 
 pytestmark = pytest.mark.unit
+
+COMPUTE = {Kind.FORWARD, Kind.FULL_BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT}
 
 deferred = st.sets(st.integers(0, 5))
 
@@ -43,6 +45,29 @@ def test_moving_everything_is_valid_too(
     validate(
         lower(order, chunks, move_all(chunks, attentions=attentions)), deferred_weight_stages=dw
     )
+
+
+@given(legal_orders(), attention_counts(), deferred)
+def test_a_chunk_moves_beside_compute(
+    order: ComputeOrder, attentions: dict[int, int], dw: set[int]
+) -> None:
+    """The I of the first stage runs nothing: no copy could hide under it."""
+    chunks = find_chunks(order, deferred_weight_stages=dw)
+    plan = lower(order, chunks, move_all(chunks, attentions=attentions))
+    spans = {Kind.WAIT_OFFLOAD: Kind.OFFLOAD, Kind.WAIT_RELOAD: Kind.RELOAD}
+    begun: dict[tuple[Kind, GroupKey], int] = {}
+    worked = 0
+    for lowered in plan:
+        for action in (*lowered.before, *lowered.step.members, *lowered.after):
+            if action.kind in spans.values():
+                begun[action.kind, action.key] = worked
+            elif action.kind in spans:
+                beside = worked - begun[spans[action.kind], action.key]
+                whole = any(one.key == action.key and one.gap >= MIN_GAP for one in chunks)
+                assert beside > 0 or not whole
+            elif not (action.kind is Kind.BACKWARD_INPUT and action.stage == 0 and 0 not in dw):
+                worked += action.kind in COMPUTE
+    assert worked > 0
 
 
 @given(legal_orders(), attention_counts(), deferred, st.sampled_from([0, 1, 3, 1000]))

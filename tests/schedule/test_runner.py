@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 
 from activation_swap.core.schedule.actions import (
@@ -22,6 +23,7 @@ from activation_swap.core.schedule.actions import (
 from activation_swap.core.schedule.lowering import plan_rank
 from activation_swap.core.schedule.orders import gpipe_order, one_f_one_b_order
 from activation_swap.core.schedule.runner import ScheduleRunner
+from activation_swap.errors import RejectedError
 from tests.schedule.legal_orders import attention_counts, legal_orders
 from tests.schedule.recording_verbs import RecordingVerbs
 
@@ -41,6 +43,10 @@ class Rank:
             if action.kind is Kind.FORWARD:
                 assert self.verbs.current == action.key
         assert self.verbs.current is None
+
+    def run_one(self, action: Action) -> None:
+        with self.runner.compute(action):
+            pass
 
     def run(self, text: str) -> str:
         for lowered in parse_plan(text):
@@ -144,6 +150,63 @@ def test_what_was_launched_before_a_desync_is_waited_for() -> None:
         assert log.count(f"0WAIT_OFFLOAD{microbatch}") == 1
         assert log.count(f"0RELOAD{microbatch}") == log.count(f"0WAIT_RELOAD{microbatch}")
     assert log.index("0WAIT_RELOAD0") < log.index("0B0")
+
+
+@pytest.mark.parametrize(
+    "calls", ["0F0 0F1 0F2 0F0 0B0 0B1 0B2", "0F0 0F1 0F2 0B0 0F1 0B1 0B2", "0F0 0F1 0F1 0B0 0B1"]
+)
+def test_a_chunk_that_is_computed_again_is_another_one(calls: str) -> None:
+    """What was launched of the first is waited for by nobody: no verb comes out of order."""
+    rank = Rank()
+    rank.runner.begin_step(planned(gpipe_order(stage=0, microbatches=3)))
+    log = rank.run(calls).split()
+    legal = ["SET_GROUP", "OFFLOAD", "WAIT_OFFLOAD", "RELOAD", "WAIT_RELOAD"]
+    state: dict[int, int] = {}
+    for action in map(Action.parse, log):
+        if action.kind in legal:
+            verb = legal.index(action.kind)
+            assert verb == 0 or verb == state[action.microbatch] + 1, log
+            state[action.microbatch] = verb
+
+
+def test_a_forward_without_grad_is_passed_by() -> None:
+    order = gpipe_order(stage=0, microbatches=2)
+    rank = Rank()
+    rank.runner.begin_step(planned(order))
+    log = rank.run("0F0")
+    with torch.no_grad(), rank.runner.compute(Action(0, Kind.FORWARD, 0)):
+        assert rank.verbs.current is None
+    log += " " + rank.run("0F1 0B0 0B1")
+    assert log == format_plan(planned(order))
+    assert not rank.runner.desynced
+
+
+def test_a_kind_may_be_its_letter() -> None:
+    order = gpipe_order(stage=0, microbatches=2)
+    rank = Rank()
+    rank.runner.begin_step(planned(order))
+    with rank.runner.compute(Action(0, "F", 0)):  # type: ignore[arg-type]
+        assert rank.verbs.current == (0, 0)
+    assert rank.verbs.current is None
+
+
+@pytest.mark.parametrize(
+    ("call", "found"),
+    [
+        (lambda rank: rank.run_one(Action(0, Kind.OFFLOAD, 0)), "0OFFLOAD0"),
+        (lambda rank: rank.runner.begin_step(gpipe_order(stage=0, microbatches=1)), "Step 0F0"),
+        (lambda _: plan_rank(gpipe_order(stage=1, microbatches=1), attentions={}), "[1] = None"),
+        (lambda _: plan_rank(gpipe_order(stage=0, microbatches=1), attentions={0: -1}), "= -1"),
+        (lambda _: one_f_one_b_order(stage=5, stages=4, microbatches=3), "stage 5 of 4"),
+        (lambda _: gpipe_order(stage=0, microbatches=0), "0 microbatches"),
+    ],
+)
+def test_arguments_that_would_plan_or_move_something_else(call: Any, found: str) -> None:
+    rank = Rank()
+    rank.runner.begin_step(None)
+    with pytest.raises(RejectedError, match="AS514") as caught:
+        call(rank)
+    assert found in caught.value.found
 
 
 @pytest.mark.parametrize("failing", ["0F1", "0B0"])

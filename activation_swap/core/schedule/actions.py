@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from activation_swap.errors import ActivationSwapError
 
 __all__ = [
+    "COMPUTE_KINDS",
     "Action",
     "ComputeOrder",
     "Kind",
@@ -47,7 +48,7 @@ COMPUTE_KINDS = frozenset(
 AFTER_KINDS = frozenset({Kind.OFFLOAD, Kind.WAIT_OFFLOAD})
 """Swap actions that belong to the step before them; the others belong to the step after."""
 
-_ACTION = re.compile(r"(\d+)([A-Z_]+?)(\d+)(?::([A-Z]+))?")
+_ACTION = re.compile(r"([0-9]{1,9})([A-Z_]+?)([0-9]{1,9})(?::([A-Z]+))?")
 _OVERLAP = "OVERLAP_F_B"
 _KINDS: Mapping[str, Kind] = {kind.value: kind for kind in Kind}
 _KEEPS: Mapping[str | None, Keep] = {None: Keep.NOTHING} | {keep.value: keep for keep in Keep}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 from activation_swap.core.schedule.actions import Action, Kind, compute_actions
@@ -26,17 +27,19 @@ class ChunkLife(NamedTuple):
         forward: The step that saves the tensors.
         first_use: The step that unpacks them first.
         last_use: The step after which they are gone.
+        gap: Number of steps strictly between the forward and the first use that compute anything,
+            so that copies can run beside them.
+        leaves: The first of these; or, where there is none, the step before the first use.
+        returns: The last of these; or, where there is none, the step before the first use.
     """
 
     key: GroupKey
     forward: int
     first_use: int
     last_use: int
-
-    @property
-    def gap(self) -> int:
-        """Number of compute steps strictly between the forward and the first use."""
-        return self.first_use - self.forward - 1
+    gap: int
+    leaves: int
+    returns: int
 
 
 class OrderProblem(NamedTuple):
@@ -62,6 +65,9 @@ def find_order_problem(order: Sequence[Step]) -> OrderProblem | None:
     """Find the first step that a training step could not have, or ``None``."""
     seen: dict[GroupKey, tuple[Kind, ...]] = {}
     latest: dict[GroupKey, int] = {}
+    for index, step in enumerate(order):
+        if not step.members:
+            return OrderProblem(index, "a step without any action")
     for index, action in compute_actions(order):
         history = seen.get(action.key, ())
         legal = _LEGAL.get(history, ())
@@ -109,6 +115,11 @@ def find_chunks(
     steps: dict[GroupKey, list[int]] = {}
     for index, action in compute_actions(order):
         steps.setdefault(action.key, []).append(index)
+    computing = [
+        index
+        for index, step in enumerate(order)
+        if not all(_runs_nothing(member, deferred_weight_stages) for member in step.members)
+    ]
     chunks = []
     for key, (forward, *uses) in steps.items():
         first, last = uses[0], uses[-1]
@@ -116,5 +127,13 @@ def find_chunks(
             last = first
         elif key.stage == 0:
             first = last
-        chunks.append(ChunkLife(key, forward, first, last))
+        after, before = bisect_right(computing, forward), bisect_left(computing, first)
+        gap = before - after
+        leaves, returns = (computing[after], computing[before - 1]) if gap else (first - 1,) * 2
+        chunks.append(ChunkLife(key, forward, first, last, gap, leaves, returns))
     return tuple(chunks)
+
+
+def _runs_nothing(action: Action, deferred_weight_stages: Collection[int]) -> bool:
+    first_stage = action.stage == 0 and action.stage not in deferred_weight_stages
+    return first_stage and action.kind is Kind.BACKWARD_INPUT

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from activation_swap._verbs import Keep
 from activation_swap.core.schedule.actions import Action, Kind, LoweredStep
+from activation_swap.core.schedule.arguments import check_attentions
 from activation_swap.core.schedule.decision import decide
 from activation_swap.core.schedule.liveness import find_chunks
 
@@ -33,9 +34,9 @@ def lower(
 ) -> tuple[LoweredStep, ...]:
     """Put the swap actions around the compute steps.
 
-    A chunk that moves whole leaves under the step that follows its forward and comes back under
-    the step before its first use. A chunk that keeps its tail needs no reload: by the time the
-    tail is used, the attention before it is on its way.
+    A chunk that moves whole leaves under the next step after its forward that computes anything,
+    and comes back under the last such step before its first use. A chunk that keeps its tail needs
+    no reload: by the time the tail is used, the attention before it is on its way.
 
     Args:
         order: What one rank computes.
@@ -53,10 +54,9 @@ def lower(
         if keep is Keep.ALL:
             continue
         after[chunk.forward].append(_action(Kind.OFFLOAD, key))
-        waited = min(chunk.forward + 1, chunk.first_use - 1)
-        after[waited].append(_action(Kind.WAIT_OFFLOAD, key))
+        after[chunk.leaves].append(_action(Kind.WAIT_OFFLOAD, key))
         if keep is Keep.NOTHING:
-            before[chunk.first_use - 1].append(_action(Kind.RELOAD, key))
+            before[chunk.returns].append(_action(Kind.RELOAD, key))
             before[chunk.first_use].append(_action(Kind.WAIT_RELOAD, key))
     return tuple(
         LoweredStep(tuple(sorted(pre, key=_rank)), step, tuple(sorted(post, key=_rank)))
@@ -82,8 +82,10 @@ def plan_rank(
         The steps of ``order`` with their swap actions, for :class:`ScheduleRunner`.
 
     Raises:
-        RejectedError: AS502, when the order is not one of a training step.
+        RejectedError: AS502, when the order is not one of a training step; AS514, when
+            ``attentions`` leaves one of its stages out.
     """
+    check_attentions(order, attentions)
     chunks = find_chunks(order, deferred_weight_stages=deferred_weight_stages)
     keeps = decide(chunks, attentions=attentions, steps=len(order))
     return lower(order, chunks, keeps)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from activation_swap.core.schedule.actions import Action, Kind, Step
+from activation_swap.core.schedule.arguments import check_shape
 
 if TYPE_CHECKING:
     from activation_swap.core.schedule.actions import ComputeOrder
@@ -26,7 +27,11 @@ def gpipe_order(*, stage: int, microbatches: int) -> ComputeOrder:
 
     Returns:
         What the rank computes.
+
+    Raises:
+        RejectedError: AS514, when there is no such stage.
     """
+    check_shape(stage=stage, stages=stage + 1, microbatches=microbatches)
     return tuple(
         _step(stage, kind, microbatch)
         for kind in (Kind.FORWARD, Kind.FULL_BACKWARD)
@@ -44,7 +49,11 @@ def one_f_one_b_order(*, stage: int, stages: int, microbatches: int) -> ComputeO
 
     Returns:
         What the rank computes.
+
+    Raises:
+        RejectedError: AS514, when there is no such stage.
     """
+    check_shape(stage=stage, stages=stages, microbatches=microbatches)
     warmup = min(microbatches, stages - stage)
     order = [_step(stage, Kind.FORWARD, microbatch) for microbatch in range(warmup)]
     for microbatch in range(microbatches):

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from activation_swap._verbs import Keep
 from activation_swap.core.schedule.actions import Kind, Step
+from activation_swap.core.schedule.arguments import check_compute, check_plan
 from activation_swap.errors import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from activation_swap._verbs import GroupKey, GroupVerbs
     from activation_swap.core.schedule.actions import Action, ComputeOrder, LoweredStep
@@ -75,12 +76,22 @@ class ScheduleRunner:
             return None
         return tuple(Step((action,)) for action in self._calls)
 
-    def begin_step(self, plan: Sequence[LoweredStep] | None) -> None:
+    @property
+    def ran_without_plan(self) -> bool:
+        """Whether calls of this step were recorded, and none of them raised."""
+        return bool(self._calls) and not self._plan and not self._failed
+
+    def begin_step(self, plan: Iterable[LoweredStep] | None) -> None:
         """Start a training step. What a failed step left behind is forgotten first.
 
         Args:
             plan: The lowered schedule of this rank, or ``None`` when its order is not known.
+
+        Raises:
+            RejectedError: It is no lowered schedule.
         """
+        plan = None if plan is None else tuple(plan)
+        check_plan(plan or ())
         with self._lock:
             # Of a step that failed, or was interrupted anywhere.
             self._verbs.abort()
@@ -101,18 +112,22 @@ class ScheduleRunner:
 
     @contextmanager
     def compute(self, action: Action) -> Iterator[None]:
-        """Surround one compute call.
+        """Surround one compute call. A forward without grad is passed by: nothing is saved.
 
         Args:
             action: What the call computes.
 
         Raises:
             SwapStateError: No step was begun.
+            RejectedError: ``action`` is no compute action.
         """
-        forward = action.kind is Kind.FORWARD
+        import torch  # noqa: PLC0415 - to plan needs none
+
+        check_compute(action)
+        forward = action.kind == Kind.FORWARD
         if self._mode is _Mode.NOT_BEGUN:
             raise Reason.STEP_NOT_BEGUN.error(found=f"{action} before any step")
-        if self._mode is _Mode.PASSIVE:
+        if self._mode is _Mode.PASSIVE or (forward and not torch.is_grad_enabled()):
             yield
             return
         try:
@@ -174,7 +189,7 @@ class ScheduleRunner:
         else:
             self._enter_on_demand(action)
         self._running.add(action)
-        if action.kind is Kind.FORWARD:
+        if action.kind == Kind.FORWARD:
             self._in_flight.add(action.key)
 
     def _exit(self, action: Action) -> None:
@@ -212,7 +227,7 @@ class ScheduleRunner:
 
     def _enter_on_demand(self, action: Action) -> None:
         self._calls.append(action)
-        if action.kind is Kind.FORWARD:
+        if action.kind == Kind.FORWARD:
             self._set_group(action.key, Keep.NOTHING)
             return
         if action.key in self._offloading:
@@ -224,12 +239,15 @@ class ScheduleRunner:
     def _exit_on_demand(self, action: Action) -> None:
         waiting = list(self._offloading)
         # A failure in another thread may have aborted this forward's chunk.
-        if action.kind is Kind.FORWARD and action.key in self._open:
+        if action.kind == Kind.FORWARD and action.key in self._open:
             self._launch_offload(action.key)
         for key in waiting:
             self._wait_offload(key)
 
     def _set_group(self, key: GroupKey, keep: Keep) -> None:
+        # A chunk that is computed again is another one: what was launched of the last is done for.
+        self._offloading.pop(key, None)
+        self._reloading.discard(key)
         self._open.add(key)
         self._verbs.set_group(key, keep=keep)
 
@@ -239,6 +257,9 @@ class ScheduleRunner:
         self._verbs.launch_offload(key)
 
     def _wait_offload(self, key: GroupKey) -> None:
+        if key not in self._offloading:
+            # It was computed again since.
+            return
         del self._offloading[key]
         self._verbs.wait_offload(key)
 

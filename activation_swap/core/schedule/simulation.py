@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["MIN_GAP", "in_flight", "residency", "resident_spans"]
 
 MIN_GAP = 2
-"""Compute steps between forward and first use that a whole chunk needs to move: in the first its
-last attention leaves, in the last it comes back."""
+"""Steps with compute between forward and first use that a whole chunk needs to move: in the first
+its last attention leaves, in the last it comes back."""
 
 _WINDOW = 2
 """Attention groups of a moving chunk on the device while it computes: the one that computes and
@@ -42,7 +42,7 @@ def resident_spans(chunk: ChunkLife, *, attentions: int, keep: Keep) -> list[tup
     if keep is Keep.TAIL:
         spans.append((forward + 1, use, tail))
     else:
-        spans.extend([(forward + 1, forward + 2, tail), (use - 1, use, tail)])
+        spans.extend([(forward + 1, chunk.leaves + 1, tail), (chunk.returns, use, tail)])
     if chunk.last_use > use:
         # The graph is retained from I to W, and so is everything that I brought back.
         spans.append((use, chunk.last_use + 1, attentions))

@@ -114,6 +114,8 @@ class Attachment:
         self._runner.begin_passive()
         self._source: object = None
         self._plan: tuple[LoweredStep, ...] | None = None
+        self._listed: tuple[LoweredStep, ...] | None = None
+        self._learns = True
         self._calls: list[_StageCall] = []
         for stage in stages:
             self._calls += [
@@ -161,12 +163,16 @@ class Attachment:
         source = self._source if schedule is None else order_source(schedule)
         if source != self._source:
             self._source = source
-            self._plan = self._lower(read_order(schedule))
+            self._plan = self._listed = self._lower(read_order(schedule))
+            self._learns = True
         elif self._runner.desynced:
             # It does not do what it lists. The next step is recorded, and followed from then on.
-            self._plan = None
-        elif self._runner.recorded is not None:
+            self._plan = None if self._learns else self._listed
+        elif self._runner.ran_without_plan:
             self._plan = self._lower(self._runner.recorded)
+            if self._plan is None:
+                # Nothing that could be followed: what it lists is nearer to it than nothing.
+                self._plan, self._learns = self._listed, False
 
     def _lower(self, order: ComputeOrder | None) -> tuple[LoweredStep, ...] | None:
         if order is None or find_order_problem(order):
