@@ -158,18 +158,17 @@ def write_checkpoint(
         state: The rest.
 
     Raises:
-        SwapStateError: AS417 when a file cannot be written.
+        OSError: A file cannot be written; as SafetensorError for the weights.
     """
-    with writing(directory):
-        (directory / _STATE).write_text(json.dumps(asdict(state), indent=2) + "\n", "utf-8")
-        rest = {"optimizer": optimizer.state_dict(), "generators": _generators(device)}
-        try:
-            torch.save(rest, directory / _OPTIMIZER)
-        except RuntimeError as error:  # what torch makes of a full disk
-            raise OSError(str(error)) from error
-        save_model(model, str(directory / _WEIGHTS))
-        # safetensors lets nobody but the owner read its file.
-        shutil.copymode(directory / _STATE, directory / _WEIGHTS)
+    (directory / _STATE).write_text(json.dumps(asdict(state), indent=2) + "\n", "utf-8")
+    rest = {"optimizer": optimizer.state_dict(), "generators": _generators(device)}
+    try:
+        torch.save(rest, directory / _OPTIMIZER)
+    except RuntimeError as error:  # what torch makes of a full disk
+        raise OSError(str(error)) from error
+    save_model(model, str(directory / _WEIGHTS))
+    # safetensors lets nobody but the owner read its file.
+    shutil.copymode(directory / _STATE, directory / _WEIGHTS)
 
 
 def read_state(directory: Path) -> RunState:

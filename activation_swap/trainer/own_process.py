@@ -23,6 +23,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class _Remote(Exception):  # noqa: N818 - never raised: it shows in a traceback
+    """The traceback of another process."""
+
+
 def in_own_process(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call in a fresh process: no memory, stream or cache of it is left for the next.
 
@@ -37,7 +41,7 @@ def in_own_process(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
         What the function returned.
 
     Raises:
-        Exception: What the function raised, with the process's traceback as a note.
+        Exception: What the function raised, with the process's traceback as its cause.
         SwapStateError: AS417 when the process ended without a result.
     """
     context = get_context("spawn")
@@ -47,7 +51,7 @@ def in_own_process(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
         process.start()
     sender.close()
     try:
-        result, error = receiver.recv()
+        result, error, remote = receiver.recv()
     except EOFError:
         process.join()
         found = f"exit code {process.exitcode}, and no result"
@@ -57,7 +61,7 @@ def in_own_process(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
         process.join()
         receiver.close()
     if error is not None:
-        raise error
+        raise error from _Remote(remote)
     value: T = result
     return value
 
@@ -70,10 +74,9 @@ def _answer(
 ) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        answer = function(*args, **kwargs), None
+        answer = function(*args, **kwargs), None, ""
     except Exception as error:  # noqa: BLE001 - the parent raises it
-        error.add_note(traceback.format_exc())
-        sender.send((None, error))
+        sender.send((None, error, traceback.format_exc()))
     else:
         sender.send(answer)
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -101,15 +100,33 @@ def refuse_ranks() -> None:
     Raises:
         RejectedError: AS412.
     """
-    # torch reads it from here too; before a group is joined it has no other way to tell.
-    processes = int(os.environ["WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1  # noqa: TID251
+    if not dist.is_torchelastic_launched():
+        return
+    dist.init_process_group("gloo")
+    try:
+        processes = dist.get_world_size()
+    finally:
+        dist.destroy_process_group()
     if processes > 1:
-        raise _no_ranks(1, processes=processes)
+        raise _no_ranks(
+            1,
+            processes=processes,
+            expected="one process",
+            fix="start it without torchrun, or set pp_size above 1",
+        )
 
 
-def _no_ranks(pp_size: int, *, processes: int | None) -> ActivationSwapError:
+def _no_ranks(
+    pp_size: int,
+    *,
+    processes: int | None,
+    expected: str | None = None,
+    fix: str | None = None,
+) -> ActivationSwapError:
     alone = "a process that torchrun did not start"
     return Reason.NO_RANKS.error(
         where=f"pp_size: {pp_size}",
         found=alone if processes is None else f"{processes} processes",
+        expected=expected,
+        fix=fix,
     )
