@@ -57,7 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 0 if compare_pipeline(config).passed else 1
     refuse_ranks()
     with OutputDirectory(config.output) as output:
-        report = compare(config)
+        try:
+            report = compare(config)
+        finally:
+            Console(stderr=True).show_cursor()  # a process that was ended may have hidden it
         write_report(report, output)
     _show(report, config.output)
     return 0 if report.passed else 1
