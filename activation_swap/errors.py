@@ -503,7 +503,7 @@ class Reason(Enum):
         code="AS408",
         kind=RejectedError,
         summary="the output directory holds an earlier run",
-        expected="an output directory without checkpoints and metrics, or --resume",
+        expected="an output directory without checkpoints and metrics",
         fix="set another output, or pass --resume to go on from the newest checkpoint",
         consequence=_NOTHING_RUN,
     )
@@ -512,7 +512,7 @@ class Reason(Enum):
         kind=RejectedError,
         summary="a checkpoint cannot be read",
         expected="the files as this version of the trainer wrote them",
-        fix="delete this checkpoint to resume from the one before it",
+        fix="move this checkpoint away, to resume from the one before it",
         consequence=_NOTHING_RUN,
     )
     OTHER_TRAJECTORY = ReasonSpec(
@@ -558,8 +558,8 @@ class Reason(Enum):
     OUTPUT_UNWRITABLE = ReasonSpec(
         code="AS415",
         kind=RejectedError,
-        summary="the output directory cannot be made",
-        expected="a path below a directory that this process may write to",
+        summary="a run cannot write into the output directory",
+        expected="a path where this process may make, lock and replace files",
         fix="set another output",
         consequence=_NOTHING_RUN,
     )
@@ -569,6 +569,30 @@ class Reason(Enum):
         summary="the head shares its weight with the embedding, which is on another stage",
         expected="a model with tie_word_embeddings: false, or one stage that has both",
         fix="set model.overrides.tie_word_embeddings: false, or pp_size: 1",
+        consequence=_NOTHING_RUN,
+    )
+    RUN_BROKE_OFF = ReasonSpec(
+        code="AS417",
+        kind=SwapStateError,
+        summary="the command could not go on",
+        expected="files that can be read and written, room on the disk, and enough memory",
+        fix="remove the cause, and start the command again",
+        consequence="what was complete before is kept",
+    )
+    OUTPUT_IN_USE = ReasonSpec(
+        code="AS418",
+        kind=RejectedError,
+        summary="another run is writing into the output directory",
+        expected="one run at a time in a directory",
+        fix="set another output, or wait until that run has ended",
+        consequence=_NOTHING_RUN,
+    )
+    UNREADABLE_METRICS = ReasonSpec(
+        code="AS419",
+        kind=RejectedError,
+        summary="the metrics file has a line that no run of this trainer wrote",
+        expected='lines of JSON with a "step" of 1 or more',
+        fix="move the file away, or correct the line",
         consequence=_NOTHING_RUN,
     )
     # AS5xx: pipelines: schedules, plans and verbs.

@@ -4,17 +4,29 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
+import threading
+import traceback
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import IntEnum
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from activation_swap.errors import ActivationSwapError, Reason
+from activation_swap.errors import (
+    ActivationSwapError,
+    Reason,
+    RejectedError,
+    UnsupportedBackendError,
+)
+from activation_swap.trainer.broke_off import broke_off
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["COMMANDS", "Command", "main"]
+__all__ = ["COMMANDS", "Command", "Exit", "main"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +62,21 @@ COMMANDS = {
 }
 
 
+class Exit(IntEnum):
+    """Exit codes of the commands."""
+
+    SUCCESS = 0
+    NEGATIVE = 1
+    """The command did its work, and the result is negative."""
+    REFUSED = 2
+    FAILED = 3
+    """The command could not do its work, or has a defect."""
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM came: as with Ctrl-C, what was begun is to be ended on the way out."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
@@ -57,25 +84,94 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; ``None`` takes those of the process.
 
     Returns:
-        The exit code: 0 done, 1 done with a negative result, 2 refused.
+        The exit code: one of :class:`Exit`, or 128 and the number of the signal that ended it.
     """
     parser = argparse.ArgumentParser(prog="activation-swap", description=_description())
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...")
     chosen = parser.parse_args(argv)
-    command = COMMANDS[chosen.command]
     try:
-        module = _load(chosen.command)
-        own = argparse.ArgumentParser(
-            prog=f"activation-swap {chosen.command}", description=command.summary
-        )
-        module.add_arguments(own)
-        code: int = module.run(own.parse_args(chosen.arguments))
-    except ActivationSwapError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
+        with _termination_raised():
+            code = _run(chosen.command, chosen.arguments)
+            sys.stdout.flush()
+    except KeyboardInterrupt as stop:
+        number = signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT
+        _tell(f"stopped by {number.name}", stop)
+        return 128 + number
+    except SystemExit as stop:
+        # argparse's, or rich's when nobody reads the output any more.
+        if not isinstance(stop.__context__, BrokenPipeError):
+            raise
+        return _failed(stop.__context__)
+    except Exception as error:  # noqa: BLE001 - here it ends: a code and a message for each
+        return _failed(error)
     return code
+
+
+def _run(name: str, arguments: Sequence[str]) -> int:
+    module = _load(name)
+    parser = argparse.ArgumentParser(
+        prog=f"activation-swap {name}", description=COMMANDS[name].summary
+    )
+    module.add_arguments(parser)
+    code: int = module.run(parser.parse_args(arguments))
+    return code
+
+
+@contextmanager
+def _termination_raised() -> Iterator[None]:
+    """Raise where SIGTERM would end the process, children and all that it has begun left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _failed(error: Exception) -> int:
+    """Tell what went wrong, and return the exit code."""
+    if isinstance(error, ActivationSwapError):
+        _tell(str(error), error)
+        refused = isinstance(error, RejectedError | UnsupportedBackendError)
+        return Exit.REFUSED if refused else Exit.FAILED
+    if isinstance(error, OSError) or _ran_out_of_memory(error):
+        where = getattr(error, "filename", None)
+        if isinstance(error, OSError) and where is None:
+            _leave_output()
+        _tell(str(broke_off(error, where=where)), error)
+    else:
+        _tell("".join(traceback.format_exception(error)).rstrip())
+    return Exit.FAILED
+
+
+def _tell(text: str, error: BaseException | None = None) -> None:
+    with suppress(OSError):
+        sys.stderr.write("\n".join([text, *getattr(error, "__notes__", ())]) + "\n")
+
+
+def _leave_output() -> None:
+    """Drop what standard output did not take: Python would try again at its exit, and complain."""
+    with suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def _ran_out_of_memory(error: Exception) -> bool:
+    # Imports torch, so only where it can be the reason.
+    if not isinstance(error, RuntimeError | MemoryError):
+        return False
+    module: Any = import_module("activation_swap.trainer.device")
+    found: bool = module.ran_out_of_memory(error)
+    return found
 
 
 def _description() -> str:

@@ -9,20 +9,22 @@ directory ``step-N`` is complete at every moment, and there is one from the firs
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import re
 import shutil
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
+from pydantic import Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 
 from activation_swap.errors import Reason
-from activation_swap.trainer.stream import Position
+from activation_swap.trainer.broke_off import broke_off
+from activation_swap.trainer.disk import sync, writing
+from activation_swap.trainer.stream import Position  # noqa: TC001 - pydantic evaluates it
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,8 +43,8 @@ __all__ = [
     "write_checkpoint",
 ]
 
-_FORMAT = 1
-_NAME = re.compile(r"step-(\d{8,})")
+_NAME = re.compile(r"step-[0-9]{8,}")
+_LEFT_BEHIND = re.compile(rf"\.{_NAME.pattern}\.(unfinished|deleted)")
 _WEIGHTS, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.pt", "state.json"
 
 
@@ -55,12 +57,14 @@ class RunState:
         position: Where the next tokens come from.
         corpus: ``Corpus.digest``.
         trajectory: ``Config.trajectory()``.
+        format: Which version of a checkpoint's files this is.
     """
 
-    step: int
+    step: Annotated[int, Field(ge=1)]
     position: Position
     corpus: str
     trajectory: dict[str, Any]
+    format: Literal[1] = 1
 
 
 class CheckpointStore:
@@ -74,7 +78,11 @@ class CheckpointStore:
         """Return the complete checkpoints, oldest first."""
         if not self._directory.is_dir():
             return []
-        found = [path for path in self._directory.iterdir() if _NAME.fullmatch(path.name)]
+        found = [
+            path
+            for path in self._directory.iterdir()
+            if _NAME.fullmatch(path.name) and path.is_dir()
+        ]
         return sorted(found, key=_step)
 
     def save(self, step: int, write: Callable[[Path], None]) -> Path:
@@ -86,27 +94,50 @@ class CheckpointStore:
 
         Returns:
             The directory of the checkpoint.
+
+        Raises:
+            SwapStateError: AS417 when it cannot be written, or is not the newest.
         """
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._sweep()
-        final = self._directory / f"step-{step:08d}"
-        unfinished = self._directory / f".{final.name}.unfinished"
-        unfinished.mkdir()
-        write(unfinished)
-        for path in unfinished.iterdir():
-            _sync(path)
-        _sync(unfinished)
-        unfinished.rename(final)
-        _sync(self._directory)
-        for path in self.complete()[: -self._keep]:
-            path.rename(path.with_name(f".{path.name}.deleted"))
-        self._sweep()
+        final = self._directory / _name(step)
+        newest = self.complete()[-1:]
+        if newest and _step(newest[0]) >= step:
+            found = f"{newest[0].name}, which is not older"
+            raise broke_off(found, where=final)
+        with writing(final):
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._sweep()
+            unfinished = self._directory / f".{final.name}.unfinished"
+            unfinished.mkdir()
+            write(unfinished)
+            for path in unfinished.iterdir():
+                sync(path)
+            sync(unfinished)
+            unfinished.rename(final)
+            sync(self._directory)
+            for path in self.complete()[: -self._keep]:
+                path.rename(path.with_name(f".{path.name}.deleted"))
+            self._sweep()
         return final
+
+    @contextmanager
+    def naming_newest(self) -> Iterator[None]:
+        """Add to whatever ends the block early which checkpoint there is to go on from."""
+        try:
+            yield
+        except BaseException as error:
+            for path in self.complete()[-1:]:
+                error.add_note(f"newest checkpoint: {path}; --resume goes on from it")
+            raise
 
     def _sweep(self) -> None:
         """Delete what a crash, or the save before it, left behind."""
         for path in self._directory.glob(".step-*"):
-            shutil.rmtree(path)
+            if not _LEFT_BEHIND.fullmatch(path.name):
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def write_checkpoint(
@@ -125,14 +156,19 @@ def write_checkpoint(
         optimizer: Gives its state.
         device: Gives the state of its random generator, beside that of the CPU.
         state: The rest.
+
+    Raises:
+        OSError: A file cannot be written; as SafetensorError for the weights.
     """
+    (directory / _STATE).write_text(json.dumps(asdict(state), indent=2) + "\n", "utf-8")
+    rest = {"optimizer": optimizer.state_dict(), "generators": _generators(device)}
+    try:
+        torch.save(rest, directory / _OPTIMIZER)
+    except RuntimeError as error:  # what torch makes of a full disk
+        raise OSError(str(error)) from error
     save_model(model, str(directory / _WEIGHTS))
-    torch.save(
-        {"optimizer": optimizer.state_dict(), "generators": _generators(device)},
-        directory / _OPTIMIZER,
-    )
-    data = {"format": _FORMAT, **asdict(state)}
-    (directory / _STATE).write_text(json.dumps(data, indent=2) + "\n", "utf-8")
+    # safetensors lets nobody but the owner read its file.
+    shutil.copymode(directory / _STATE, directory / _WEIGHTS)
 
 
 def read_state(directory: Path) -> RunState:
@@ -142,17 +178,15 @@ def read_state(directory: Path) -> RunState:
         directory: A checkpoint of a :class:`CheckpointStore`.
 
     Raises:
-        RejectedError: AS409 when the state is missing, cut off or of another format.
+        RejectedError: AS409 when the state is missing, cut off, of another format, or of another
+            step than the name of the directory says.
     """
     with reading_checkpoint(directory):
-        data = json.loads((directory / _STATE).read_text("utf-8"))
-        _check_format(data["format"])
-        return RunState(
-            step=int(data["step"]),
-            position=Position(**data["position"]),
-            corpus=str(data["corpus"]),
-            trajectory=dict(data["trajectory"]),
-        )
+        state = _read(directory / _STATE)
+        if directory.name != _name(state.step):
+            msg = f"{_STATE} of step {state.step} in {directory.name}"
+            raise ValueError(msg)
+        return state
 
 
 def restore_checkpoint(
@@ -205,23 +239,24 @@ def reading_checkpoint(directory: Path) -> Iterator[None]:
         ) from error
 
 
-def _check_format(found: object) -> None:
-    if found != _FORMAT:
-        msg = f"format {found!r} instead of {_FORMAT}"
-        raise ValueError(msg)
+def _read(path: Path) -> RunState:
+    try:
+        return TypeAdapter(RunState).validate_json(path.read_bytes(), strict=True)
+    except ValidationError as error:
+        parts = (
+            f"{'.'.join(map(str, detail['loc'])) or 'all'}: {detail['msg']}"
+            for detail in error.errors()
+        )
+        msg = f"{path.name}: {'; '.join(parts)}"
+        raise ValueError(msg) from error
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
 
 
 def _step(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
-
-
-def _sync(path: Path) -> None:
-    """Force a file, or the names in a directory, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _generators(device: torch.device) -> dict[str, torch.Tensor]:

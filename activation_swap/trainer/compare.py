@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -16,22 +14,20 @@ from activation_swap.trainer.config import load_config
 from activation_swap.trainer.link_probe import probe_link
 from activation_swap.trainer.measure import measure
 from activation_swap.trainer.output import OutputDirectory
+from activation_swap.trainer.own_process import in_own_process
 from activation_swap.trainer.pipeline_compare import compare_pipeline
 from activation_swap.trainer.plot import plot_report
+from activation_swap.trainer.ranks import refuse_ranks
 from activation_swap.trainer.rendering import markdown, table
 from activation_swap.trainer.report import build_report
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
 
     from activation_swap.trainer.config import Config
     from activation_swap.trainer.report import Report
 
 __all__ = ["add_arguments", "compare", "run", "write_report"]
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,15 +47,21 @@ def run(arguments: argparse.Namespace) -> int:
     """Compare, print and write the report; the exit code is 0 only if the comparison passed.
 
     Raises:
-        RejectedError: AS415 when the output directory cannot be made; and what the configuration
-            and the run are refused for.
+        RejectedError: AS412 when torchrun started several processes of a run that is none of a
+            pipeline, AS415 when the output directory cannot be written to, AS418 when another run
+            writes there; and what the configuration and the run are refused for.
+        SwapStateError: AS417 when the report cannot be written, or a process was killed.
     """
     config = load_config(arguments.config, arguments.overrides)
     if config.pp_size > 1:
         return 0 if compare_pipeline(config).passed else 1
-    OutputDirectory(config.output)  # made now, not after the measurement
-    report = compare(config)
-    write_report(report, config.output)
+    refuse_ranks()
+    with OutputDirectory(config.output) as output:
+        try:
+            report = compare(config)
+        finally:
+            Console(stderr=True).show_cursor()  # a process that was ended may have hidden it
+        write_report(report, output)
     _show(report, config.output)
     return 0 if report.passed else 1
 
@@ -73,25 +75,28 @@ def compare(config: Config) -> Report:
     Returns:
         The report.
     """
-    link = _in_own_process(probe_link, config.device)
-    baseline = _in_own_process(measure, config, "none")
-    repeated = _in_own_process(measure, config, "none") if config.compare.repeat_baseline else None
-    swapped = _in_own_process(measure, config, "attention")
+    link = in_own_process(probe_link, config.device)
+    baseline = in_own_process(measure, config, "none")
+    repeated = in_own_process(measure, config, "none") if config.compare.repeat_baseline else None
+    swapped = in_own_process(measure, config, "attention")
     return build_report(config, baseline=baseline, swapped=swapped, repeated=repeated, link=link)
 
 
-def write_report(report: Report, directory: Path) -> None:
-    """Write ``report.json``, ``report.md`` and ``report.png``."""
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "report.json").write_text(json.dumps(report.data(), indent=2) + "\n", "utf-8")
-    (directory / "report.md").write_text(markdown(report), "utf-8")
-    plot_report(report, directory / "report.png")
+def write_report(report: Report, output: OutputDirectory) -> None:
+    """Write ``report.json``, ``report.md`` and ``report.png``, in place of those of an earlier one.
 
-
-def _in_own_process(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call in a fresh process: no memory, stream or cache of one mode is left for the next."""
-    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, *args, **kwargs).result()
+    Raises:
+        SwapStateError: AS417 when one cannot be written; an earlier report is as it was.
+    """
+    output.replace_report(
+        {
+            "report.json": lambda path: path.write_text(
+                json.dumps(report.data(), indent=2) + "\n", "utf-8"
+            ),
+            "report.md": lambda path: path.write_text(markdown(report), "utf-8"),
+            "report.png": lambda path: plot_report(report, path),
+        }
+    )
 
 
 def _show(report: Report, directory: Path) -> None:

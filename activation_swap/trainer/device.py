@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "determinism",
     "peak_device_bytes",
+    "ran_out_of_memory",
     "reset_peak_device_bytes",
     "resolve_device",
     "synchronize",
@@ -69,6 +70,13 @@ def peak_device_bytes(device: torch.device) -> int | None:
     if device.type == "cpu":
         return None
     return torch.accelerator.max_memory_allocated(device)
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Return whether the memory of a device, or of this machine, did not suffice."""
+    # torch raises a class of its own for accelerators alone.
+    of_cpu = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    return of_cpu or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
 @contextmanager

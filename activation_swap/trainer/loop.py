@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -188,19 +189,29 @@ def train(config: Config, *, resume: bool = False) -> float:
 
     Raises:
         RejectedError: AS408 when there is an earlier run and ``resume`` is false, AS415 when the
-            directory cannot be made; and what :class:`Trainer` and :meth:`Trainer.resume` raise.
+            directory cannot be written to, AS418 when another run writes there, AS419 when the
+            metrics to go on with cannot be read; and what :class:`Trainer` and
+            :meth:`Trainer.resume` raise.
+        SwapStateError: AS417 when metrics or a checkpoint cannot be written.
     """
-    output = OutputDirectory(config.output)
-    if not resume:
-        output.refuse_earlier_run()
-    store = CheckpointStore(output.checkpoints, keep=config.checkpoint.keep)
-    checkpoints = store.complete()
-    trainer = Trainer(config)
-    if checkpoints:
-        trainer.resume(checkpoints[-1])
     loss = float("nan")
     with ExitStack() as stack:
+        output = stack.enter_context(OutputDirectory(config.output))
+        if not resume:
+            output.refuse_earlier_run(resumable=True)
+        store = CheckpointStore(output.checkpoints, keep=config.checkpoint.keep)
+        checkpoints = store.complete()
+        trainer = Trainer(config)
+        if checkpoints:
+            trainer.resume(checkpoints[-1])
+        if trainer.done >= config.steps:
+            sys.stderr.write(
+                f"nothing was run: {checkpoints[-1]} is at step {trainer.done}, "
+                f"steps is {config.steps}\n"
+            )
+            return loss
         stack.enter_context(determinism(enabled=config.deterministic))
+        stack.enter_context(store.naming_newest())
         metrics = MetricsFile(output.metrics, after_step=trainer.done)
         stack.callback(metrics.close)
         advance = stack.enter_context(step_progress("train", total=config.steps, done=trainer.done))

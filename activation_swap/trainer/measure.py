@@ -14,6 +14,7 @@ from activation_swap import SwapPolicy, registry
 from activation_swap.trainer.device import (
     determinism,
     peak_device_bytes,
+    ran_out_of_memory,
     reset_peak_device_bytes,
 )
 from activation_swap.trainer.digest import GradientDigest
@@ -128,7 +129,9 @@ def measure(config: Config, mode: Mode) -> Measurement:
     ):
         try:
             return _measure(config, mode, advance)
-        except torch.OutOfMemoryError:
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out_of_memory(error):
+                raise
             return Measurement(mode=mode, out_of_memory=True)
 
 
@@ -203,7 +206,9 @@ def _count_resident(trainer: Trainer) -> int | None:
         try:
             trainer.step()
             return swap.stats().resident_bytes_peak
-        except torch.OutOfMemoryError:
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out_of_memory(error):
+                raise
             return None
         finally:
             swap.remove()

@@ -21,7 +21,7 @@ from activation_swap.trainer.model import build_model
 from activation_swap.trainer.optimizer import build_optimizer
 from activation_swap.trainer.output import OutputDirectory
 from activation_swap.trainer.progress import step_progress
-from activation_swap.trainer.ranks import join_ranks
+from activation_swap.trainer.ranks import join_ranks, on_first_rank
 from activation_swap.trainer.stage import Stage, prune, shard
 from activation_swap.trainer.stage_schedule import build_schedule
 from activation_swap.trainer.stage_split import split_layers, usual_stages_per_rank
@@ -144,19 +144,20 @@ def train_pipeline(config: Config) -> float:
 
     Raises:
         RejectedError: AS408 when the output directory holds an earlier run, AS412 when torchrun
-            did not start these processes, AS415 when the directory cannot be made, AS508 when there
-            is no such pipeline.
+            did not start these processes, AS415 when the directory cannot be written to, AS418 when
+            another run writes there, AS508 when there is no such pipeline.
+        SwapStateError: AS417 when the metrics cannot be written.
     """
     loss = float("nan")
     with ExitStack() as stack:
         ranks = stack.enter_context(join_ranks(device=config.device, pp_size=config.pp_size))
         stack.enter_context(determinism(enabled=config.deterministic))
-        # Every rank looks: none may wait for one that refused.
-        output = OutputDirectory(config.output)
-        output.refuse_earlier_run()
+        output = on_first_rank(lambda: _open_output(config))
+        if output is not None:
+            stack.enter_context(output)
         trainer = PipelineTrainer(config, ranks)
         metrics, advance = None, None
-        if dist.get_rank() == 0:
+        if output is not None:
             metrics = MetricsFile(output.metrics)
             stack.callback(metrics.close)
             advance = stack.enter_context(step_progress("train", total=config.steps))
@@ -168,6 +169,12 @@ def train_pipeline(config: Config) -> float:
                 advance(loss=loss)
             trainer.swap.reset_stats()
     return loss
+
+
+def _open_output(config: Config) -> OutputDirectory:
+    output = OutputDirectory(config.output)
+    output.refuse_earlier_run(resumable=False)
+    return output
 
 
 def _record(metrics: MetricsFile, trainer: PipelineTrainer, result: StepResult) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import json
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,9 +18,10 @@ from rich.table import Table
 from activation_swap import SwapStats
 from activation_swap.trainer.device import determinism
 from activation_swap.trainer.measure import measure_steps
+from activation_swap.trainer.output import OutputDirectory
 from activation_swap.trainer.pipeline import PipelineTrainer
 from activation_swap.trainer.progress import step_progress
-from activation_swap.trainer.ranks import join_ranks
+from activation_swap.trainer.ranks import join_ranks, on_first_rank
 from activation_swap.trainer.rendering import rank_table
 from activation_swap.trainer.report import NOTHING_MOVED, first_difference
 
@@ -136,12 +138,20 @@ def compare_pipeline(config: Config) -> PipelineReport:
 
     Raises:
         RejectedError: AS412 when torchrun did not start these processes, AS416 when the head is
-            tied to the embedding, AS508 when there is no such pipeline.
+            tied to the embedding, AS415 when the output directory cannot be written to, AS418 when
+            another run writes there, AS508 when there is no such pipeline.
+        SwapStateError: AS417 when the report cannot be written.
+        OutOfMemoryError: By torch: the other ranks wait for one that ran out, so that it cannot be
+            a result as it is on one device.
     """
     with (
         join_ranks(device=config.device, pp_size=config.pp_size) as ranks,
         determinism(enabled=config.deterministic),
+        ExitStack() as stack,
     ):
+        output = on_first_rank(lambda: OutputDirectory(config.output))
+        if output is not None:
+            stack.enter_context(output)
         stages, baseline = _measure(config, "none", ranks)
         repeated = _measure(config, "none", ranks)[1] if config.compare.repeat_baseline else None
         _, swapped = _measure(config, "attention", ranks)
@@ -149,10 +159,9 @@ def compare_pipeline(config: Config) -> PipelineReport:
         reports: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(reports, own)
         report = PipelineReport.of(reports, config=config.model_dump(mode="json"))
-        if dist.get_rank() == 0:
-            config.output.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(asdict(report), indent=2)
-            (config.output / "report.json").write_text(text + "\n", "utf-8")
+        if output is not None:
+            text = json.dumps(asdict(report), indent=2) + "\n"
+            output.replace_report({"report.json": lambda path: path.write_text(text, "utf-8")})
             _show(report)
     return report
 

@@ -22,7 +22,7 @@ def plot_report(report: Report, path: Path) -> None:
 
     Args:
         report: What to draw. A mode that ran out of memory is left out.
-        path: Image file to write.
+        path: PNG file to write.
     """
     measured = {name: mode for name, mode in report.modes.items() if not mode.out_of_memory}
     names = list(measured)
@@ -41,4 +41,4 @@ def plot_report(report: Report, path: Path) -> None:
     times.set_ylim(bottom=0)
     times.set_title("step time, ms")
     figure.suptitle(report.device)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120, format="png")

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
+from pydantic import Field
 
 if TYPE_CHECKING:
     from activation_swap.trainer.corpus import Corpus
@@ -23,8 +24,8 @@ class Position:
         offset: Tokens of it that were taken.
     """
 
-    document: int = 0
-    offset: int = 0
+    document: Annotated[int, Field(ge=0)] = 0
+    offset: Annotated[int, Field(ge=0)] = 0
 
 
 class TokenStream:

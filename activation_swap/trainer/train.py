@@ -10,6 +10,7 @@ from activation_swap.errors import Reason
 from activation_swap.trainer.config import load_config
 from activation_swap.trainer.loop import train
 from activation_swap.trainer.pipeline import train_pipeline
+from activation_swap.trainer.ranks import refuse_ranks
 
 if TYPE_CHECKING:
     import argparse
@@ -37,7 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Train, and return the exit code.
 
     Raises:
-        RejectedError: AS413 when a pipelined run is to resume; and what the run itself refuses.
+        RejectedError: AS412 when torchrun started several processes of a run that is none of a
+            pipeline, AS413 when a pipelined run is to resume; and what the run itself refuses.
     """
     config = load_config(arguments.config, arguments.overrides)
     if config.pp_size > 1:
@@ -47,5 +49,6 @@ def run(arguments: argparse.Namespace) -> int:
             )
         train_pipeline(config)
     else:
+        refuse_ranks()
         train(config, resume=arguments.resume)
     return 0

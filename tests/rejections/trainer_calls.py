@@ -138,6 +138,56 @@ def unwritable_output(_: Any) -> None:
         OutputDirectory(path / "file" / "out")
 
 
+def metrics_directory(_: Any) -> None:
+    from activation_swap.trainer.output import OutputDirectory
+
+    with directory() as path:
+        (path / "metrics.jsonl").mkdir()
+        OutputDirectory(path)
+
+
+def output_in_use(_: Any) -> None:
+    from activation_swap.trainer.output import OutputDirectory
+
+    with directory() as path, OutputDirectory(path):
+        OutputDirectory(path)
+
+
+def earlier_metrics_in_the_way(_: Any) -> None:
+    from activation_swap.trainer.output import OutputDirectory
+
+    with directory() as path:
+        (path / "metrics.jsonl").write_text("someone else's", "utf-8")
+        with OutputDirectory(path) as output:
+            output.refuse_earlier_run(resumable=True)
+
+
+def unwritable_checkpoint(_: Any) -> None:
+    from activation_swap.trainer.checkpoint import CheckpointStore
+
+    with directory() as path:
+        CheckpointStore(path, keep=1).save(1, lambda at: (at / "none" / "file").touch())
+
+
+def renamed_checkpoint(_: Any) -> None:
+    from activation_swap.trainer.checkpoint import CheckpointStore
+    from activation_swap.trainer.loop import train as run
+
+    with directory() as path:
+        run(config_at(path))
+        (checkpoint,) = CheckpointStore(path / "out" / "checkpoints", keep=1).complete()
+        checkpoint.rename(checkpoint.with_name("step-00000100"))
+        run(config_at(path, steps=200), resume=True)
+
+
+def unreadable_metrics(_: Any) -> None:
+    from activation_swap.trainer.metrics import MetricsFile
+
+    with directory() as path:
+        (path / "metrics.jsonl").write_text('{"step": 1}\n{"epoch": 2}\n{"step": 3}\n', "utf-8")
+        MetricsFile(path / "metrics.jsonl", after_step=3)
+
+
 def damaged_checkpoint(_: Any) -> None:
     from activation_swap.trainer.checkpoint import read_state
 

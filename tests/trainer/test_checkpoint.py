@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from activation_swap.errors import Reason, RejectedError
+from activation_swap.errors import Reason, RejectedError, SwapStateError
 from activation_swap.trainer.checkpoint import (
     CheckpointStore,
     RunState,
@@ -181,14 +183,15 @@ def saved(directory: Path, device: torch.device = CPU) -> tuple[nn.Module, AdamW
 
 
 def test_round_trip_is_bitwise(tmp_path: Path) -> None:
-    model, optimizer = saved(tmp_path / "one")
+    directory = tmp_path / "step-00000003"
+    model, optimizer = saved(directory)
     expected = torch.rand(3)
     other, other_optimizer = trained()
     with torch.no_grad():
         other.get_parameter("weight").zero_()
-    restore_checkpoint(tmp_path / "one", model=other, optimizer=other_optimizer, device=CPU)
+    restore_checkpoint(directory, model=other, optimizer=other_optimizer, device=CPU)
     assert torch.equal(torch.rand(3), expected)
-    assert read_state(tmp_path / "one") == STATE
+    assert read_state(directory) == STATE
     for name, tensor in model.state_dict().items():
         assert torch.equal(other.state_dict()[name], tensor)
     states = optimizer.state_dict()["state"], other_optimizer.state_dict()["state"]
@@ -226,7 +229,7 @@ def damage(path: Path, how: str) -> None:
 @pytest.mark.parametrize("how", ["missing", "empty", "half"])
 @pytest.mark.parametrize("name", ["state.json", "model.safetensors", "optimizer.pt"])
 def test_damage_is_named(name: str, how: str, tmp_path: Path) -> None:
-    directory = tmp_path / "one"
+    directory = tmp_path / "step-00000003"
     model, optimizer = saved(directory)
     damage(directory / name, how)
 
@@ -240,12 +243,119 @@ def test_damage_is_named(name: str, how: str, tmp_path: Path) -> None:
     assert caught.value.where == str(directory)
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"format": 2}', '{"format": 1, "step": 1}'])
+def with_state(tmp_path: Path, **changes: Any) -> Path:
+    """Make a directory with the state of step 3, and with these values in place of its own."""
+    directory = tmp_path / "step-00000003"
+    directory.mkdir()
+    (directory / "state.json").write_text(json.dumps(asdict(STATE) | changes))
+    return directory
+
+
+def refused_state(directory: Path) -> str:
+    with pytest.raises(RejectedError) as caught:
+        read_state(directory)
+    assert caught.value.reason is Reason.DAMAGED_CHECKPOINT
+    return caught.value.found
+
+
+def test_state_as_it_was_written_is_read(tmp_path: Path) -> None:
+    """The tests below could fail."""
+    assert read_state(with_state(tmp_path)) == STATE
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"format": 2}', '{"format": 1, "step": 1}', "\0"])
 def test_foreign_state_is_rejected(text: str, tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text(text)
-    with pytest.raises(RejectedError) as caught:
-        read_state(tmp_path)
-    assert caught.value.reason is Reason.DAMAGED_CHECKPOINT
+    assert "state.json" in refused_state(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"format": 2},
+        {"step": 3.0},
+        {"step": "3"},
+        {"step": True},
+        {"step": float("inf")},
+        {"step": -5},
+        {"step": 0},
+        {"position": {"document": 1, "offset": 1.5}},
+        {"position": {"document": -1, "offset": 0}},
+        {"position": {"document": 1, "offset": None}},
+        {"position": []},
+        {"corpus": 5},
+        {"trajectory": None},
+    ],
+    ids=str,
+)
+def test_value_that_no_run_wrote_is_rejected(changes: dict[str, Any], tmp_path: Path) -> None:
+    found = refused_state(with_state(tmp_path, **changes))
+    assert f"state.json: {next(iter(changes))}" in found
+
+
+def test_state_of_another_step_than_the_name_says_is_rejected(tmp_path: Path) -> None:
+    directory = with_state(tmp_path).rename(tmp_path / "step-00000100")
+    assert refused_state(directory) == "ValueError: state.json of step 3 in step-00000100"
+
+
+def test_older_step_than_a_checkpoint_is_not_saved(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    store.save(100, content("x"))
+    for step in (3, 100):
+        with pytest.raises(SwapStateError, match="step-00000100, which is not older"):
+            store.save(step, content("y"))
+    assert visible(store) == [("step-00000100", "x", "x")]
+
+
+def test_what_is_not_the_trainers_is_not_swept_away(tmp_path: Path) -> None:
+    (tmp_path / ".step-junk").touch()
+    (tmp_path / ".step-mine").mkdir()
+    (tmp_path / "step-00000009").touch()
+    (tmp_path / ".step-00000001.unfinished").touch()
+    CheckpointStore(tmp_path, keep=1).save(1, content("x"))
+    assert {path.name for path in tmp_path.iterdir()} == {
+        ".step-junk",
+        ".step-mine",
+        "step-00000009",
+        "step-00000001",
+    }
+
+
+def test_files_have_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+    saved(tmp_path / "one")
+    (tmp_path / "any").touch()
+    modes = {path.stat().st_mode for path in (tmp_path / "one").iterdir()}
+    assert modes == {(tmp_path / "any").stat().st_mode}
+
+
+def test_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = trained()
+
+    def save() -> None:
+        CheckpointStore(tmp_path, keep=1).save(
+            3,
+            lambda at: write_checkpoint(
+                at, model=model, optimizer=optimizer, device=CPU, state=STATE
+            ),
+        )
+
+    # A device that is always full takes the place of each file in turn.
+    mkdir = Path.mkdir
+    for name in ("state.json", "optimizer.pt"):
+
+        def full(path: Path, name: str = name, **kwargs: Any) -> None:
+            mkdir(path, **kwargs)
+            if path.suffix == ".unfinished":
+                (path / name).symlink_to("/dev/full")
+
+        monkeypatch.setattr(Path, "mkdir", full)
+        with pytest.raises(SwapStateError) as caught:
+            save()
+        assert caught.value.reason is Reason.RUN_BROKE_OFF
+        assert CheckpointStore(tmp_path, keep=1).complete() == []
+    monkeypatch.undo()
+    save()
+    assert len(CheckpointStore(tmp_path, keep=1).complete()) == 1
 
 
 def test_weights_of_another_shape_are_rejected(tmp_path: Path) -> None:

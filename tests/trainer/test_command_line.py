@@ -3,14 +3,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
+import torch
 
+from activation_swap.errors import Reason
 from activation_swap.trainer import __main__ as command_line
+from activation_swap.trainer import check
 from activation_swap.trainer.__main__ import COMMANDS, Command, main
 
 if TYPE_CHECKING:
@@ -82,12 +88,79 @@ def test_missing_extra_says_what_to_install(
 
 
 def test_defect_of_our_own_is_not_taken_for_a_missing_extra(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gone = Command(module="activation_swap.trainer.gone", summary="")
     monkeypatch.setitem(COMMANDS, "gone", gone)
-    with pytest.raises(ModuleNotFoundError):
-        main(["gone"])
+    assert main(["gone"]) == 3
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback")
+    assert err.endswith("ModuleNotFoundError: No module named 'activation_swap.trainer.gone'\n")
+
+
+def noted(error: BaseException) -> BaseException:
+    error.add_note("newest checkpoint: here")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "part"),
+    [
+        (Reason.OUTPUT_IN_USE.error(found="a lock"), 2, "AS418"),
+        (Reason.RUN_BROKE_OFF.error(found="a full disk"), 3, "AS417"),
+        (PermissionError(13, "Permission denied", "a.txt"), 3, "where:    a.txt"),
+        (MemoryError(), 3, "AS417"),
+        (torch.OutOfMemoryError("of the device\nand a long tale"), 3, "of the device\n  exp"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate"), 3, "AS417"),
+        (KeyboardInterrupt(), 130, "stopped by SIGINT\nnewest checkpoint: here\n"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_every_end_has_its_code_and_no_traceback(
+    error: BaseException,
+    code: int,
+    part: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(check, "run", Mock(side_effect=noted(error)))
+    assert main(["check"]) == code
+    err = capsys.readouterr().err
+    assert part in err
+    assert err.endswith("newest checkpoint: here\n")
+    assert "Traceback" not in err
+
+
+def test_termination_is_raised_during_a_command_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(check, "run", lambda _: signal.raise_signal(signal.SIGTERM))
+    assert main(["check"]) == 143
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert capsys.readouterr().err == "stopped by SIGTERM\n"
+
+
+# Of rich, and of sys.stdout alone.
+@pytest.mark.parametrize("arguments", [[], ["--json"]], ids=["table", "json"])
+@pytest.mark.parametrize("closed", ["pipe", "full"])
+def test_output_that_nobody_takes_is_no_negative_result(arguments: list[str], closed: str) -> None:
+    plan = ["plan", "--pp-size", "2", "--microbatches", "4", *arguments]
+    command = [sys.executable, "-m", "activation_swap.trainer", *plan]
+    if closed == "pipe":
+        reader, writer = os.pipe()
+        os.close(reader)
+    else:
+        writer = os.open("/dev/full", os.O_WRONLY)
+    try:
+        done = subprocess.run(
+            command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False, timeout=60
+        )
+    finally:
+        os.close(writer)
+    assert done.returncode == 3
+    assert done.stderr.startswith("AS417")
+    assert len(done.stderr.splitlines()) == 4, done.stderr
 
 
 def test_command_line_starts_without_torch() -> None:

@@ -4,14 +4,28 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 import yaml
 
 from activation_swap.trainer import compare as command
 from activation_swap.trainer.__main__ import main
+from activation_swap.trainer.measure import Measurement, measure
+from activation_swap.trainer.own_process import in_own_process
+
+if TYPE_CHECKING:
+    from activation_swap import Mode
+    from activation_swap.trainer.config import Config
+
+    from .conftest import MakeConfig
 
 pytestmark = pytest.mark.level0
 
@@ -77,3 +91,41 @@ def test_report_is_complete(output: Path, report: dict[str, Any]) -> None:
     assert report["link"] is None
     assert "| peak device memory |" in (output / "report.md").read_text()
     assert (output / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def measure_in_little_memory(config: Config, mode: Mode) -> Measurement:
+    limit = 64 << 30  # the attention scores alone would be terabytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    return measure(config, mode)
+
+
+@pytest.mark.parametrize("mode", ["none", "attention"])
+def test_memory_of_the_machine_that_does_not_suffice_is_a_result(
+    mode: Mode, make_config: MakeConfig
+) -> None:
+    """As that of a device is."""
+    model = {"attn_implementation": "eager", "overrides": {"num_hidden_layers": 1}}
+    config = make_config(batch_size=1, sequence_length=10**6, model=model)
+    assert in_own_process(measure_in_little_memory, config, mode).out_of_memory
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"]
+)
+def test_stopped_comparison_leaves_no_process_and_no_report(
+    number: signal.Signals, code: int, output: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "activation_swap.trainer", "compare", str(output / "run.yaml")]
+    changes = ["--set", f"output={tmp_path / 'out'}", "--set", "compare.timed_steps=1000"]
+    with subprocess.Popen([*command, *changes], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        started = psutil.Process(process.pid)
+        while not any("spawn_main" in " ".join(c.cmdline()) for c in started.children()):
+            assert process.poll() is None
+            time.sleep(0.05)
+        children = started.children()
+        process.send_signal(number)
+        assert process.stderr.read().endswith(f"stopped by {number.name}\n")
+        assert process.wait(timeout=60) == code
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]

@@ -86,6 +86,61 @@ def test_finished_run_has_nothing_to_resume(make_config: MakeConfig) -> None:
     assert (weights(config), losses(config)) == before
 
 
+def test_nothing_to_resume_is_told(
+    make_config: MakeConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(make_config(checkpoint={"every": 4}))
+    metrics = (make_config().output / "metrics.jsonl").read_bytes()
+    capsys.readouterr()
+    train(make_config(steps=2), resume=True)
+    assert capsys.readouterr().err.endswith("step-00000004 is at step 4, steps is 2\n")
+    assert (make_config().output / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_resume_without_checkpoint_keeps_the_metrics(make_config: MakeConfig) -> None:
+    config = make_config()
+    train(config)
+    before = (config.output / "metrics.jsonl").read_bytes()
+    train(config, resume=True)
+    assert (config.output / "metrics.jsonl.1").read_bytes() == before
+
+
+def test_second_run_in_the_directory_is_refused(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(steps=1)
+    refused = []
+
+    def step(trainer: Trainer) -> Any:
+        with pytest.raises(RejectedError) as caught:
+            train(config, resume=True)
+        refused.append(caught.value.reason)
+        return original(trainer)
+
+    original = Trainer.step
+    monkeypatch.setattr(Trainer, "step", step)
+    train(config)
+    assert refused == [Reason.OUTPUT_IN_USE]
+
+
+def test_run_that_ends_early_names_what_to_go_on_from(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(checkpoint={"every": 1})
+
+    def step(trainer: Trainer) -> Any:
+        if trainer.done == 2:
+            raise KeyboardInterrupt
+        return original(trainer)
+
+    original = Trainer.step
+    monkeypatch.setattr(Trainer, "step", step)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        train(config)
+    newest = config.output / "checkpoints" / "step-00000002"
+    assert caught.value.__notes__ == [f"newest checkpoint: {newest}; --resume goes on from it"]
+
+
 def test_last_step_is_saved_too(make_config: MakeConfig) -> None:
     config = make_config(checkpoint={"every": 3, "keep": 5})
     train(config)
@@ -110,7 +165,7 @@ def test_metrics_of_an_earlier_run_are_not_overwritten(make_config: MakeConfig) 
     config = make_config()
     train(config)
     before = losses(config)
-    with pytest.raises(RejectedError, match="0 checkpoints, metrics of 4 steps"):
+    with pytest.raises(RejectedError, match="0 checkpoints, metrics of 4 lines"):
         train(config)
     assert losses(config) == before
 
@@ -154,7 +209,7 @@ def test_changed_text_is_rejected(name: str, make_config: MakeConfig, text: Path
         train(make_config(steps=5), resume=True)
 
 
-@pytest.mark.parametrize("position", [{"document": 9}, {"document": 0, "offset": 10**6}, {"a": 1}])
+@pytest.mark.parametrize("position", [{"document": 9}, {"document": 0, "offset": 10**6}])
 def test_position_that_is_not_in_the_text_is_a_damaged_checkpoint(
     position: dict[str, int], make_config: MakeConfig
 ) -> None:

@@ -97,6 +97,25 @@ def test_train(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.jsonl").read_text().splitlines() == lines
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_output_that_cannot_be_written_to_is_refused_by_every_rank(
+    command: str, tmp_path: Path
+) -> None:
+    (tmp_path / "report.json").mkdir()
+    assert torchrun(tmp_path, 2, command, returncode=1).count("AS415") == 2
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_several_processes_without_a_pipeline_are_refused(command: str, tmp_path: Path) -> None:
+    one = {"pp_size": 1, "microbatches": 1}
+    told = torchrun(tmp_path, 2, command, returncode=1, **one)
+    assert "AS412" in told
+    assert "start it without torchrun" in told
+    assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
+
+
 @pytest.mark.parametrize("command", ["train", "compare"])
 def test_without_torchrun_it_is_refused(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
