@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,8 +32,9 @@ class MetricsFile:
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, **values: Any) -> None:
-        """Append one line; ``step`` must be among the values."""
-        self._file.write(_line(values))
+        """Append one line; ``step`` must be among the values. What is not finite becomes null."""
+        legal = {name: _finite(value) for name, value in values.items()}
+        self._file.write(_line(legal))
         self._file.flush()
 
     def close(self) -> None:
@@ -55,6 +57,11 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
         except json.JSONDecodeError:
             return
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _line(values: Mapping[str, Any]) -> str:
