@@ -129,7 +129,6 @@ def test_override_of_no_field_is_rejected(preset: str) -> None:
     [
         {"num_experts": 16},  # by another name in the class
         {"rope_theta": 5e5},  # the class makes something else of it
-        {"torch_dtype": "float32"},
         {"use_cache": False},
         {"head_dim": 8},  # the model reads it, the class does not declare it
         {"initializer_range": 0.5, "tie_word_embeddings": True},
