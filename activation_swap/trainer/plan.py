@@ -137,7 +137,8 @@ def _setup(arguments: argparse.Namespace) -> PipelineSetup:
     }
     section = ModelSection(source=arguments.model, overrides=overrides)
     config = read_model_config(section)
-    with reading_model(section):  # other models have other fields
+    fields = "a model whose attention has the fields of Qwen3-MoE's"
+    with reading_model(section, expected=fields):
         shape = AttentionShape(
             hidden=config.hidden_size,
             heads=config.num_attention_heads,
