@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from activation_swap import KeepReason, SwapStats
+from activation_swap.trainer.compare import _show
 from activation_swap.trainer.config import parse_config
 from activation_swap.trainer.link_probe import LinkRates
 from activation_swap.trainer.measure import Measurement, StepTime
@@ -71,6 +72,16 @@ def test_a_loss_that_is_no_finite_number_fails(loss: float) -> None:
     assert (made.losses_equal, made.losses_finite, made.passed) == (True, False, False)
     assert NOT_FINITE in made.notes
     assert NOT_FINITE not in report().notes
+
+
+def test_a_narrow_terminal_cuts_no_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    _show(report(), tmp_path)
+    shown = capsys.readouterr().out
+    assert "step time, fastest to slowest" in shown
+    assert "100.0 ms to 400.0 ms" in shown
 
 
 def test_changed_gradient_is_named() -> None:
