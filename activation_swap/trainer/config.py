@@ -56,7 +56,8 @@ class ModelSection(_Section):
     Attributes:
         source: A preset (``tiny``, ``qwen3-30b-a3b``), a directory with a Hugging Face
             ``config.json``, or such a JSON file.
-        overrides: Fields of the Hugging Face configuration to replace.
+        overrides: Fields of the Hugging Face configuration to replace, but for those that have a
+            key here.
         dtype: Type of weights, activations and gradients.
         attn_implementation: Attention function of Transformers.
         experts_implementation: Experts function of Transformers, or ``None`` for its own choice.
@@ -184,8 +185,8 @@ class Config(_Section):
         schedule: Name of a schedule of ``torch.distributed.pipelining``.
         steps: Steps of ``train``, counted from the first run on.
         seed: Seed of the weights.
-        cpu_threads: Threads of a computation on the CPU; ``None`` leaves it to torch. More than
-            the free cores makes each step many times slower.
+        cpu_threads: Threads of a computation on the CPU, at most 4,096; ``None`` leaves it to
+            torch. More than the free cores makes each step many times slower.
         deterministic: Ask torch for deterministic algorithms alone; what has none raises. Slower.
         output: Directory of everything that a run writes.
         model: See :class:`ModelSection`.
