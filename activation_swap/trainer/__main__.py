@@ -15,6 +15,7 @@ from enum import IntEnum
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from activation_swap import __version__
 from activation_swap.errors import (
     ActivationSwapError,
     Reason,
@@ -88,6 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="activation-swap", description=_description())
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...")
     chosen = parser.parse_args(argv)
@@ -182,7 +184,7 @@ def _description() -> str:
 def _load(name: str) -> Any:
     try:
         return import_module(COMMANDS[name].module)
-    except ModuleNotFoundError as error:
+    except ImportError as error:  # not there, or older than what is imported of it
         if error.name is None or error.name.startswith("activation_swap"):
             raise
         raise Reason.TRAINER_EXTRA_MISSING.error(found=str(error), where=name) from error

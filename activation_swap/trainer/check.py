@@ -299,6 +299,8 @@ def _self_test_text(test: SelfTest | None) -> str:
     if not test.repeats:
         bits += "; and so without the swap: this device does not repeat its own bits"
     moved = f"{test.offloaded_bytes} bytes out, {test.reloaded_bytes} bytes back"
+    if test.reloaded_bytes < test.offloaded_bytes:
+        moved += " (backward found the rest still on the device)"
     return f"{test.steps} steps each way: {bits}; {moved}"
 
 

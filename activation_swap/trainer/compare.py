@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "compare", "run", "write_report"]
 
+_TABLE_WIDTH = 80
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of this command."""
@@ -103,7 +105,8 @@ def _show(report: Report, directory: Path) -> None:
     shown = Table("", "none", "attention", title=f"activation_swap on {report.device}")
     for row in table(report):
         shown.add_row(*row)
-    console = Console()
+    terminal = Console()
+    console = Console(width=max(terminal.width, _TABLE_WIDTH))
     console.print(shown)
     console.print(f"losses equal: {report.losses_equal}, gradients: {report.gradients_equal}")
     for note in report.notes:

@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     Tag,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
@@ -23,7 +24,7 @@ from activation_swap.errors import Reason
 from activation_swap.trainer.plain_yaml import load_plain_yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = [
     "AdamWSection",
@@ -40,7 +41,9 @@ __all__ = [
 # YAML 1.1 reads `1e-4` (no dot) as a string, so numbers that people write that way are not strict.
 _Rate = Annotated[float, Field(strict=False, gt=0, allow_inf_nan=False)]
 _Fraction = Annotated[float, Field(strict=False, ge=0, lt=1)]
-_Count = Annotated[int, Field(ge=1)]
+_Count = Annotated[int, Field(ge=1, lt=2**63)]
+_THREADS = 4096  # more than any machine has; torch and OpenMP fail in many ways from some number on
+_NESTED = "sections nest in the file; a.b=VALUE is for --set"
 
 
 class _Section(BaseModel):
@@ -53,7 +56,8 @@ class ModelSection(_Section):
     Attributes:
         source: A preset (``tiny``, ``qwen3-30b-a3b``), a directory with a Hugging Face
             ``config.json``, or such a JSON file.
-        overrides: Fields of the Hugging Face configuration to replace.
+        overrides: Fields of the Hugging Face configuration to replace, but for those that have a
+            key here.
         dtype: Type of weights, activations and gradients.
         attn_implementation: Attention function of Transformers.
         experts_implementation: Experts function of Transformers, or ``None`` for its own choice.
@@ -64,6 +68,17 @@ class ModelSection(_Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     attn_implementation: Literal["eager", "sdpa", "flash_attention_2"] = "sdpa"
     experts_implementation: Literal["eager", "batched_mm", "grouped_mm"] | None = None
+
+    @field_validator("overrides")
+    @classmethod
+    def _without_what_has_a_key(cls, overrides: dict[str, Any]) -> dict[str, Any]:
+        # Hugging Face knows some of them by a second name, or as a private attribute.
+        for name in overrides:
+            key = name.lstrip("_").removeprefix("torch_")
+            if key in cls.model_fields:
+                msg = f"model.{key} in place of the override {name}"
+                raise ValueError(msg)
+        return overrides
 
 
 class DataSection(_Section):
@@ -170,8 +185,8 @@ class Config(_Section):
         schedule: Name of a schedule of ``torch.distributed.pipelining``.
         steps: Steps of ``train``, counted from the first run on.
         seed: Seed of the weights.
-        cpu_threads: Threads of a computation on the CPU; ``None`` leaves it to torch. More than
-            the free cores makes each step many times slower.
+        cpu_threads: Threads of a computation on the CPU, at most 4,096; ``None`` leaves it to
+            torch. More than the free cores makes each step many times slower.
         deterministic: Ask torch for deterministic algorithms alone; what has none raises. Slower.
         output: Directory of everything that a run writes.
         model: See :class:`ModelSection`.
@@ -191,7 +206,7 @@ class Config(_Section):
     schedule: str = "1F1B"
     steps: _Count = 20
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    cpu_threads: _Count | None = None
+    cpu_threads: Annotated[int, Field(ge=1, le=_THREADS)] | None = None
     deterministic: bool = False
     output: Path = Path("out/run")
     model: ModelSection = ModelSection()
@@ -251,17 +266,20 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         The checked configuration.
 
     Raises:
-        RejectedError: AS402 when the file cannot be read as a YAML mapping, AS401 when a key or a
-            value is not legal.
+        RejectedError: AS402 when the file cannot be read as a YAML mapping or an override cannot be
+            applied, AS401 when a key or a value is not legal.
     """
+    where = str(path)
     try:
-        raw = load_plain_yaml(path.read_bytes())
+        with path.open("rb") as file:
+            raw = load_plain_yaml(file)
         raw = {} if raw is None else raw
         for override in overrides:
+            where = f"--set {override}"
             _override(raw, override)
-    except (OSError, yaml.YAMLError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, yaml.YAMLError, ValueError, TypeError) as error:
         raise Reason.UNREADABLE_CONFIG.error(
-            found=f"{type(error).__name__}: {error}", where=str(path)
+            found=f"{type(error).__name__}: {error}", where=where
         ) from error
     return parse_config(raw, where=str(path))
 
@@ -270,7 +288,8 @@ def parse_config(raw: Any, *, where: str = "config") -> Config:
     """Check what a YAML file or a checkpoint holds.
 
     Args:
-        raw: Plain data, as ``load_plain_yaml`` returns it.
+        raw: Plain data, as ``load_plain_yaml`` returns it. A section without content has its
+            defaults.
         where: Name of the source, for messages.
 
     Returns:
@@ -279,10 +298,12 @@ def parse_config(raw: Any, *, where: str = "config") -> Config:
     Raises:
         RejectedError: AS401, naming the key, the value and what is legal.
     """
+    if isinstance(raw, dict):
+        raw = {key: value for key, value in raw.items() if value is not None or not _section(key)}
     try:
         # In JSON a list may become a tuple and a string a path, while all else stays strict.
         return Config.model_validate_json(json.dumps(raw))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         (key, found, expected), *others = _findings(error, raw)
         raise Reason.INVALID_CONFIG.error(
             found=found,
@@ -298,9 +319,19 @@ def _override(raw: Any, override: str) -> None:
         msg = f"override {override!r} is not key=value"
         raise TypeError(msg)
     *sections, name = key.split(".")
-    for section in sections:
-        raw = raw.setdefault(section, {})
-    raw[name] = load_plain_yaml(value)
+    section, path = raw, "the file"
+    for part in sections:
+        inner = _mapping(section, path).get(part)
+        section[part] = section = {} if inner is None else inner
+        path = part
+    _mapping(section, path)[name] = load_plain_yaml(value)
+
+
+def _mapping(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        msg = f"{name} holds {value!r}, and no keys"
+        raise TypeError(msg)
+    return value
 
 
 def _findings(error: Exception, raw: Any) -> list[tuple[str, str, str]]:
@@ -322,20 +353,29 @@ def _describe(details: Mapping[str, Any], raw: Any) -> tuple[str, str, str]:
             node = node[part]
             parts.append(str(part))
     key = ".".join(parts)
-    found = f"{key.rpartition('.')[2]}: {details['input']!r}" if key else repr(details["input"])
-    if details["type"] == "extra_forbidden":
-        prefix = key.rpartition(".")[0]
-        return key, f"unknown key {key!r}", f"one of {', '.join(sorted(_keys(prefix)))}"
-    if details["type"] == "literal_error":
-        return key, found, details["ctx"]["expected"].replace("'", "").replace(" or ", " | ")
-    return key, found, details["msg"].removeprefix("Value error, ")
+    found = f"{parts[-1]}: {details['input']!r}" if parts else repr(details["input"])
+    match details["type"]:
+        case "extra_forbidden":
+            legal = f"one of {', '.join(sorted(_keys(details['loc'][:-1])))}"
+            return key, f"unknown key {key!r}", f"{legal}; {_NESTED}" if "." in parts[-1] else legal
+        case "literal_error":
+            return key, found, details["ctx"]["expected"].replace("'", "").replace(" or ", " | ")
+        case "model_type" | "dict_type":
+            return key, found, "a mapping: keys with values"
+        case _:
+            return key, found, details["msg"].removeprefix("Value error, ")
 
 
-def _keys(prefix: str) -> Iterator[str]:
-    """Yield the legal keys of the section at ``prefix``; of the top level when it is empty."""
-    if not prefix:
-        yield from Config.model_fields
-        return
-    annotation: Any = Config.model_fields[prefix].annotation
-    for section in get_args(annotation) or (annotation,):
-        yield from section.model_fields
+def _section(key: Any) -> bool:
+    """Whether a key of the top level holds keys itself."""
+    field = Config.model_fields.get(key)
+    return field is not None and isinstance(field.default, _Section)
+
+
+def _keys(place: Sequence[Any]) -> list[str]:
+    """Return the legal keys of the section at a place that pydantic names."""
+    section: Any = Config
+    for part in place:
+        tagged = {tag.tag: member for member, tag in map(get_args, get_args(section))}
+        section = tagged[part] if tagged else section.model_fields[part].annotation
+    return list(section.model_fields)

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from activation_swap.errors import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from activation_swap.trainer.config import DataSection
 
@@ -57,42 +57,57 @@ def open_corpus(section: DataSection, *, vocab_size: int) -> Corpus:
         The corpus.
 
     Raises:
-        RejectedError: AS405 when no file matches or none gives a token, AS406 when the tokenizer
-            cannot be read, AS407 when it has more tokens than the model.
+        RejectedError: AS405 when a pattern matches no file, a file cannot be read or none gives a
+            token, AS406 when the tokenizer cannot be read, AS407 when it has more tokens than the
+            model.
     """
-    patterns = section.files
-    paths = _standard_library() if patterns is None else _matches(patterns)
-    documents = tuple(path for path in paths if path.stat().st_size > 0)
     encode, needed = _encoder(section.tokenizer)
-    if not any(len(encode(path.read_bytes())) for path in documents):
-        raise Reason.NO_TRAINING_DATA.error(
-            found=f"no token in {len(paths)} files, {len(documents)} of them with content, "
-            f"for {list(patterns or ())}",
-            where="data.files",
-        )
+    documents: tuple[Path, ...] = ()
+    digest = ""
+    try:
+        matches = _matches(section.files)
+        paths = sorted({path for found in matches.values() for path in found})
+        documents = tuple(path for path in paths if path.stat().st_size > 0)
+        problem = _problem(matches, documents, encode)
+        digest = _digest([*documents, *_tokenizer_files(section.tokenizer)])
+    except OSError as error:
+        problem = f"{type(error).__name__}: {error}"
+    if problem is not None:
+        raise Reason.NO_TRAINING_DATA.error(found=problem, where="data.files")
     if needed > vocab_size:
+        tokens = "bytes, which are" if section.tokenizer is None else "a tokenizer of"
         raise Reason.VOCABULARY_TOO_SMALL.error(
-            found=f"a tokenizer of {needed} tokens, a model of {vocab_size}", where="data.tokenizer"
+            found=f"{tokens} {needed} tokens, a model of {vocab_size}",
+            where="vocab_size of the model",
         )
-    return Corpus(
-        documents=documents,
-        encode=encode,
-        vocab_size=needed,
-        digest=_digest([*documents, *_tokenizer_files(section.tokenizer)]),
-    )
+    return Corpus(documents=documents, encode=encode, vocab_size=needed, digest=digest)
 
 
-def _standard_library() -> list[Path]:
-    root = Path(sysconfig.get_path("stdlib"))
-    foreign = {"site-packages", "dist-packages"}
-    return sorted(path for path in root.rglob("*.py") if foreign.isdisjoint(path.parts))
-
-
-def _matches(patterns: tuple[str, ...]) -> list[Path]:
+def _matches(patterns: tuple[str, ...] | None) -> dict[str, list[Path]]:
+    """Return the files of each pattern."""
+    if patterns is None:
+        root = Path(sysconfig.get_path("stdlib"))
+        foreign = {"site-packages", "dist-packages"}
+        paths = (path for path in root.rglob("*.py") if foreign.isdisjoint(path.parts))
+        return {str(root): list(paths)}
     # `Path.glob` takes no absolute pattern.
-    names = (name for pattern in patterns for name in glob.glob(pattern, recursive=True))  # noqa: PTH207
-    found = {Path(name) for name in names}
-    return sorted(path for path in found if path.is_file())
+    names = {pattern: glob.glob(pattern, recursive=True) for pattern in patterns}  # noqa: PTH207
+    return {
+        pattern: [path for path in map(Path, found) if path.is_file()]
+        for pattern, found in names.items()
+    }
+
+
+def _problem(
+    matches: Mapping[str, Sequence[Path]],
+    documents: tuple[Path, ...],
+    encode: Callable[[bytes], torch.Tensor],
+) -> str | None:
+    if without := [pattern for pattern, paths in matches.items() if not paths]:
+        return f"no file for {without}"
+    if any(len(encode(path.read_bytes())) for path in documents):
+        return None
+    return f"no token in the files for {list(matches)}, {len(documents)} of them with content"
 
 
 def _tokenizer_files(tokenizer: Path | None) -> list[Path]:
@@ -118,7 +133,8 @@ def _encoder(tokenizer: Path | None) -> tuple[Callable[[bytes], torch.Tensor], i
         words = AutoTokenizer.from_pretrained(
             tokenizer.resolve(strict=True), local_files_only=True, trust_remote_code=False
         )
-    except (OSError, ValueError) as error:
+        needed = len(words)
+    except Exception as error:  # its parsers raise whatever they like, Exception itself included
         raise Reason.UNREADABLE_TOKENIZER.error(
             found=f"{type(error).__name__}: {error}", where=f"data.tokenizer: {tokenizer}"
         ) from error
@@ -129,7 +145,7 @@ def _encoder(tokenizer: Path | None) -> tuple[Callable[[bytes], torch.Tensor], i
         end = [] if words.eos_token_id is None else [words.eos_token_id]
         return torch.tensor(ids + end, dtype=torch.int64)
 
-    return encode, len(words)
+    return encode, needed
 
 
 def _encode_bytes(content: bytes) -> torch.Tensor:

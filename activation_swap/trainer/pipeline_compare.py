@@ -23,7 +23,12 @@ from activation_swap.trainer.pipeline import PipelineTrainer
 from activation_swap.trainer.progress import step_progress
 from activation_swap.trainer.ranks import join_ranks, on_first_rank
 from activation_swap.trainer.rendering import rank_table
-from activation_swap.trainer.report import NOTHING_MOVED, first_difference
+from activation_swap.trainer.report import (
+    NOT_FINITE,
+    NOTHING_MOVED,
+    finite_losses,
+    first_difference,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +51,7 @@ class RankReport:
         rank: Which process.
         stages: Its stages.
         losses_equal: Loss of every step bitwise equal in both modes.
+        losses_finite: No loss of either mode is infinite or not a number.
         gradients_equal: Every gradient of the digested steps bitwise equal.
         baseline_repeats: Whether two runs of ``none`` were bitwise equal; ``None`` if not asked.
         gradients: How many were compared.
@@ -65,6 +71,7 @@ class RankReport:
     rank: int
     stages: tuple[int, ...]
     losses_equal: bool
+    losses_finite: bool
     gradients_equal: bool
     baseline_repeats: bool | None
     gradients: int
@@ -87,6 +94,7 @@ class PipelineReport:
 
     Attributes:
         losses_equal: On every rank.
+        losses_finite: On every rank.
         gradients_equal: On every rank.
         baseline_repeats: On every rank; ``None`` if not asked.
         offloaded_bytes: Of all ranks, over the timed steps.
@@ -95,6 +103,7 @@ class PipelineReport:
     """
 
     losses_equal: bool
+    losses_finite: bool
     gradients_equal: bool
     baseline_repeats: bool | None
     offloaded_bytes: int
@@ -107,6 +116,7 @@ class PipelineReport:
         asked = all(rank.baseline_repeats is not None for rank in ranks)
         return cls(
             losses_equal=all(rank.losses_equal for rank in ranks),
+            losses_finite=all(rank.losses_finite for rank in ranks),
             gradients_equal=all(rank.gradients_equal for rank in ranks),
             baseline_repeats=all(rank.baseline_repeats for rank in ranks) if asked else None,
             offloaded_bytes=sum(rank.offloaded_bytes for rank in ranks),
@@ -121,7 +131,8 @@ class PipelineReport:
         A difference counts only where ``none`` repeats its own bits.
         """
         equal = self.losses_equal and self.gradients_equal
-        return self.offloaded_bytes > 0 and (equal or self.baseline_repeats is False)
+        told = self.offloaded_bytes > 0 and self.losses_finite
+        return told and (equal or self.baseline_repeats is False)
 
 
 def compare_pipeline(config: Config) -> PipelineReport:
@@ -201,6 +212,7 @@ def _rank_report(
         rank=dist.get_rank(),
         stages=stages,
         losses_equal=[x.hex() for x in baseline.losses] == [x.hex() for x in swapped.losses],
+        losses_finite=finite_losses(baseline, swapped),
         gradients_equal=baseline.gradients == swapped.gradients,
         baseline_repeats=None if repeated is None else first_difference(baseline, repeated) is None,
         gradients=sum(map(len, swapped.gradients)),
@@ -235,3 +247,5 @@ def _show(report: PipelineReport) -> None:
         console.print(f"none repeats its own bits: {report.baseline_repeats}")
     if not report.offloaded_bytes:
         console.print(NOTHING_MOVED)
+    if not report.losses_finite:
+        console.print(NOT_FINITE)

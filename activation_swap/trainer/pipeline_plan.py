@@ -16,7 +16,7 @@ from activation_swap.core.schedule.lowering import lower
 from activation_swap.core.schedule.simulation import in_flight, residency
 from activation_swap.core.schedule.torch_orders import compute_orders
 from activation_swap.core.swap_plan import spread
-from activation_swap.trainer.pipeline_time import Interval, simulate_time
+from activation_swap.trainer.pipeline_time import simulate_time
 from activation_swap.trainer.stage_split import split_layers
 
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ class RankPlan:
         saved_bytes_at_peak: By how much the peak falls.
         offloaded_bytes_per_step: What crosses the link, once in each direction.
         busy: Part of the step in which the rank computes; the rest is bubbles.
+        hiding_step_seconds: The shortest step in which every copy of the rank hides; ``None`` when
+            it moves nothing.
         link: How the copies fit, or ``None`` when the step time is not known.
         resident_groups_none: Attention groups on the device during each step, without the swap.
         resident_groups: The same with it.
@@ -122,6 +124,7 @@ class RankPlan:
     saved_bytes_at_peak: int
     offloaded_bytes_per_step: int
     busy: float
+    hiding_step_seconds: float | None
     link: LinkPlan | None
     resident_groups_none: tuple[int, ...]
     resident_groups: tuple[int, ...]
@@ -134,12 +137,13 @@ class PipelinePlan:
 
     Attributes:
         setup: What was planned.
-        hiding_step_seconds: The shortest step in which every copy hides.
+        hiding_step_seconds: The shortest step in which every copy hides; ``None`` when nothing
+            moves.
         ranks: By rank.
     """
 
     setup: PipelineSetup
-    hiding_step_seconds: float
+    hiding_step_seconds: float | None
     ranks: tuple[RankPlan, ...]
 
 
@@ -159,11 +163,9 @@ def plan_pipeline(setup: PipelineSetup) -> PipelinePlan:
     layers = {stage: len(numbers) for stage, numbers in enumerate(split)}
     intervals = simulate_time(orders, lambda action: _duration(action, layers))
     makespan = max(steps[-1].end for steps in intervals.values())
-    copy_seconds = setup.attention.link / setup.link_bytes_per_second
     moving: dict[int, list[int]] = {}
     for order in orders.values():
-        moving |= _moving_layers(order, layers, setup.fraction)
-    closest = min(_spacing(moving[stage], count) for stage, count in layers.items() if count)
+        moving |= _moving_layers(order, layers, setup)
     ranks = tuple(
         _plan_rank(
             rank,
@@ -171,24 +173,24 @@ def plan_pipeline(setup: PipelineSetup) -> PipelinePlan:
             layers=layers,
             moving=moving,
             setup=setup,
-            intervals=intervals[rank],
             makespan=makespan,
         )
         for rank, order in sorted(orders.items())
     )
-    return PipelinePlan(
-        setup=setup, hiding_step_seconds=copy_seconds * makespan / closest, ranks=ranks
-    )
+    hiding = [rank.hiding_step_seconds for rank in ranks if rank.hiding_step_seconds is not None]
+    return PipelinePlan(setup=setup, hiding_step_seconds=max(hiding, default=None), ranks=ranks)
 
 
 def _moving_layers(
-    order: ComputeOrder, layers: Mapping[int, int], fraction: float
+    order: ComputeOrder, layers: Mapping[int, int], setup: PipelineSetup
 ) -> dict[int, list[int]]:
-    """Return the layers of a rank whose attention moves, by stage."""
+    """Return the layers of a rank whose attention may move, by stage."""
     own = sorted({member.stage for step in order for member in step.members})
     stages = [stage for stage in own for _ in range(layers[stage])]
     moving: dict[int, list[int]] = {stage: [] for stage in own}
-    for number in sorted(spread(stages, fraction)):
+    # All that an attention saves may be too small to move.
+    numbers = spread(stages, setup.fraction) if setup.attention.link else ()
+    for number in sorted(numbers):
         moving[stages[number]].append(number)
     return moving
 
@@ -209,7 +211,6 @@ def _plan_rank(
     layers: Mapping[int, int],
     moving: Mapping[int, Sequence[int]],
     setup: PipelineSetup,
-    intervals: Sequence[Interval],
     makespan: float,
 ) -> RankPlan:
     chunks = find_chunks(order)
@@ -224,7 +225,7 @@ def _plan_rank(
     peak_none = _peak_bytes(without, without, setup)
     peak = _peak_bytes(planned, without, setup)
     chosen = Counter(keeps.values())
-    moved = list(_moved_groups(chunks, keeps, counts))
+    moved = [(chunk, count) for chunk, count in _moved_groups(chunks, keeps, counts) if count]
     spacing = {stage: _spacing(numbers, layers[stage]) for stage, numbers in moving.items()}
     return RankPlan(
         rank=rank,
@@ -239,7 +240,9 @@ def _plan_rank(
         peak_bytes=peak,
         saved_bytes_at_peak=peak_none - peak,
         offloaded_bytes_per_step=setup.attention.link * sum(count for _, count in moved),
-        busy=sum(interval.end - interval.begin for interval in intervals) / makespan,
+        # Not from begin to end of each step: the members of one step may wait for other ranks.
+        busy=sum(_duration(member, layers) for step in order for member in step.members) / makespan,
+        hiding_step_seconds=_hiding(moved, spacing=spacing, setup=setup, makespan=makespan),
         link=_plan_link(moved, spacing=spacing, setup=setup, makespan=makespan),
         resident_groups_none=tuple(without),
         resident_groups=tuple(planned),
@@ -258,11 +261,24 @@ def _peak_bytes(groups: Sequence[int], flight: Sequence[int], setup: PipelineSet
 def _moved_groups(
     chunks: Sequence[ChunkLife], keeps: Mapping[GroupKey, Keep], counts: Mapping[int, int]
 ) -> Iterator[tuple[ChunkLife, int]]:
-    """Every chunk with the number of its attention groups that cross the link."""
+    """Yield every chunk with the number of its attention groups that cross the link."""
     for chunk in chunks:
         count, keep = counts[chunk.key.stage], keeps[chunk.key]
         staying = {Keep.NOTHING: 0, Keep.TAIL: 1, Keep.ALL: count}[keep]
         yield chunk, count - staying
+
+
+def _hiding(
+    moved: Sequence[tuple[ChunkLife, int]],
+    *,
+    spacing: Mapping[int, int],
+    setup: PipelineSetup,
+    makespan: float,
+) -> float | None:
+    """Return the step in which each copy takes as long as the forward of the layers beside it."""
+    closest = min((spacing[chunk.key.stage] for chunk, _ in moved), default=None)
+    copy = setup.attention.link / setup.link_bytes_per_second
+    return None if closest is None else copy * makespan / closest
 
 
 def _plan_link(

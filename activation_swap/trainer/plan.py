@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from argparse import ArgumentTypeError
 from dataclasses import asdict
@@ -31,6 +32,8 @@ __all__ = ["add_arguments", "run"]
 _GIB = 1024**3
 _ITEMSIZE = {"bfloat16": 2, "float32": 4}
 _TABLE_WIDTH = 150
+# So that no product or quotient leaves what a float holds.
+_DIGITS, _LARGE = 12, 1e9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     plan = plan_pipeline(_setup(arguments))
     if arguments.json:
-        json.dump(_json(plan, grid=not arguments.no_grid), sys.stdout, indent=1)
+        json.dump(_json(plan, grid=not arguments.no_grid), sys.stdout, indent=1, allow_nan=False)
         sys.stdout.write("\n")
     else:
         _print(plan, grid=not arguments.no_grid)
@@ -99,36 +102,31 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        msg = f"{text} is not a positive whole number"
+    return _whole(text, least=1)
+
+
+def _whole(text: str, *, least: int = 0) -> int:
+    # `isdecimal` alone knows the digits of every script.
+    legal = text.isascii() and text.isdecimal() and len(text) <= _DIGITS
+    if not legal or int(text) < least:
+        msg = f"{text} is not a whole number from {least} on, of at most {_DIGITS} digits"
         raise ArgumentTypeError(msg)
     return int(text)
 
 
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        msg = f"{text} is not a whole number from 0 on"
-        raise ArgumentTypeError(msg)
-    return int(text)
-
-
-def _positive(text: str) -> float:
+def _positive(text: str, *, least: float = 1 / _LARGE, most: float = _LARGE) -> float:
     try:
         value = float(text)
     except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        msg = f"{text} is not a positive number"
+        value = math.nan
+    if not least <= value <= most:
+        msg = f"{text} is not a number from {least:g} to {most:g}"
         raise ArgumentTypeError(msg)
     return value
 
 
 def _part(text: str) -> float:
-    value = _positive(text)
-    if value > 1:
-        msg = f"{text} is not a part of 1"
-        raise ArgumentTypeError(msg)
-    return value
+    return _positive(text, most=1.0)
 
 
 def _setup(arguments: argparse.Namespace) -> PipelineSetup:
@@ -137,7 +135,8 @@ def _setup(arguments: argparse.Namespace) -> PipelineSetup:
     }
     section = ModelSection(source=arguments.model, overrides=overrides)
     config = read_model_config(section)
-    with reading_model(section):  # other models have other fields
+    fields = "a model whose attention has the fields of Qwen3-MoE's"
+    with reading_model(section, expected=fields):
         shape = AttentionShape(
             hidden=config.hidden_size,
             heads=config.num_attention_heads,
@@ -198,10 +197,13 @@ def _print(plan: PipelinePlan, *, grid: bool) -> None:
         )
     console.print(_table(plan))
     setup = plan.setup
+    hiding = plan.hiding_step_seconds
     console.print(
         f"one attention of one microbatch: {setup.attention.device / _GIB:.3f} GiB on the device, "
         f"{setup.attention.link / _GIB:.3f} GiB over the link",
-        f"every copy hides when a step takes {plan.hiding_step_seconds * 1e3:,.0f} ms or longer",
+        "nothing moves"
+        if hiding is None
+        else f"every copy hides when a step takes {hiding * 1e3:,.0f} ms or longer",
         sep="\n",
         highlight=False,
     )

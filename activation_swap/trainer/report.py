@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,12 +20,24 @@ if TYPE_CHECKING:
     from activation_swap.trainer.link_probe import LinkRates
     from activation_swap.trainer.measure import Measurement, StepTime
 
-__all__ = ["NOTHING_MOVED", "ModeReport", "Report", "build_report", "first_difference"]
+__all__ = [
+    "NOTHING_MOVED",
+    "NOT_FINITE",
+    "ModeReport",
+    "Report",
+    "build_report",
+    "finite_losses",
+    "first_difference",
+]
 
 NOTHING_MOVED = (
     "Nothing was offloaded, so equal bits tell nothing of the swap, and the comparison fails. "
     "Small storages and those of the last layer stay on the device: try a longer "
     "`sequence_length`, or more layers."
+)
+NOT_FINITE = (
+    "A loss is infinite or not a number. Equal bits then tell nothing of the swap, and the "
+    "comparison fails. Try a lower `optimizer.lr`."
 )
 
 
@@ -78,6 +91,7 @@ class Report:
 
     Attributes:
         losses_equal: Loss of every step bitwise equal; ``None`` if a mode ran out of memory.
+        losses_finite: No loss of either mode is infinite or not a number.
         gradients_equal: Every gradient of the digested steps bitwise equal; likewise.
         baseline_repeats: Whether two runs of ``none`` were bitwise equal; ``None`` if not asked.
         first_difference: The first loss or gradient that differs.
@@ -97,6 +111,7 @@ class Report:
     """
 
     losses_equal: bool | None
+    losses_finite: bool
     gradients_equal: bool | None
     baseline_repeats: bool | None
     first_difference: str | None
@@ -118,9 +133,9 @@ class Report:
         """Whether bytes moved and nothing speaks against the swap here.
 
         A difference counts only where ``none`` repeats its own bits. Where nothing moved, which is
-        so too when ``attention`` ran out of memory, equal bits tell nothing.
+        so too when ``attention`` ran out of memory, equal bits tell nothing; nor do those of NaN.
         """
-        if not self.offloaded_bytes:
+        if not (self.offloaded_bytes and self.losses_finite):
             return False
         differs = self.losses_equal is False or self.gradients_equal is False
         return not differs or self.baseline_repeats is False
@@ -161,9 +176,11 @@ def build_report(
         for measured in (baseline, swapped)
     }
     none, attention = modes["none"], modes["attention"]
+    finite = finite_losses(baseline, swapped)
     saved = _difference(none.peak_device_bytes, attention.peak_device_bytes)
     return Report(
         losses_equal=_losses(baseline) == _losses(swapped) if complete else None,
+        losses_finite=finite,
         gradients_equal=baseline.gradients == swapped.gradients if complete else None,
         baseline_repeats=repeats,
         first_difference=difference,
@@ -177,7 +194,7 @@ def build_report(
             if on_cpu
             else "the allocator's peak of allocated bytes"
         ),
-        notes=tuple(_notes(config, attention, on_cpu=on_cpu, repeats=repeats)),
+        notes=tuple(_notes(config, attention, finite=finite, on_cpu=on_cpu, repeats=repeats)),
         steps={
             "digested": config.compare.digest_steps,
             "warmup": config.compare.warmup_steps,
@@ -217,6 +234,11 @@ def first_difference(left: Measurement, right: Measurement) -> str | None:
     return None
 
 
+def finite_losses(*measurements: Measurement) -> bool:
+    """Return whether every loss of the measurements is a finite number."""
+    return all(math.isfinite(loss) for measured in measurements for loss in measured.losses)
+
+
 def _mode(measured: Measurement, *, link: LinkRates | None, steps: int) -> ModeReport:
     stats = measured.stats
     if stats is None:
@@ -249,7 +271,7 @@ def _losses(measured: Measurement) -> list[str]:
 
 
 def _notes(
-    config: Config, attention: ModeReport, *, on_cpu: bool, repeats: bool | None
+    config: Config, attention: ModeReport, *, finite: bool, on_cpu: bool, repeats: bool | None
 ) -> Iterator[str]:
     compare = config.compare
     yield (
@@ -266,6 +288,8 @@ def _notes(
         )
     if not (attention.offloaded_bytes or attention.out_of_memory):
         yield NOTHING_MOVED
+    if not finite:
+        yield NOT_FINITE
     if repeats is False:
         yield (
             "`none` does not repeat its own bits here, so a difference is not the swap's; try "

@@ -41,6 +41,22 @@ def test_json_holds_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["self_test"]["reloaded_bytes"] > 0
 
 
+@pytest.mark.parametrize(("back", "said"), [(4, True), (8, False)])
+def test_it_is_said_why_less_came_back_than_went_out(
+    back: int,
+    said: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    moved = SwapStats(offloaded_bytes=8, reloaded_bytes=back)
+    found = Comparison(steps=3, first_difference=None, stats=moved)
+    monkeypatch.setattr(check, "compare_runs", lambda *_, **__: found)
+
+    assert main(["check", "--device", "cpu"]) == 0
+
+    assert ("backward found the rest still on the device" in capsys.readouterr().out) == said
+
+
 def no_memory(_: Any) -> Any:
     def allocate_slab(_: int) -> None:
         msg = "cannot pin"

@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+import activation_swap
 from activation_swap.errors import Reason
 from activation_swap.trainer import __main__ as command_line
 from activation_swap.trainer import check
@@ -73,17 +74,33 @@ def test_set_replaces_a_value(
     assert "activation_swap: 'both'" in capsys.readouterr().err
 
 
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"activation-swap {activation_swap.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (ModuleNotFoundError, "No module named 'pydantic'"),
+        (ImportError, "cannot import name 'StrictDataclassError' from 'huggingface_hub.errors'"),
+    ],
+)
 def test_missing_extra_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kind: type[ImportError],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fail(_: str) -> None:
-        msg = "No module named 'pydantic'"
-        raise ModuleNotFoundError(msg, name="pydantic")
+        raise kind(said, name=said.split("'")[-2])
 
     monkeypatch.setattr(command_line, "import_module", fail)
     assert main(["train", "run.yaml"]) == 2
     err = capsys.readouterr().err
-    assert "No module named 'pydantic'" in err
+    assert said in err
     assert "pip install 'activation-swap[trainer]'" in err
 
 

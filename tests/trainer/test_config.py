@@ -115,6 +115,10 @@ def test_null_mode_is_not_none() -> None:
     [
         ({"stepz": 3}, "run.yaml: stepz", "unknown key 'stepz'"),
         ({"data": {"path": "x"}}, "run.yaml: data.path", "unknown key 'data.path'"),
+        ({"foo.bar": 1}, "run.yaml: foo.bar", "unknown key 'foo.bar'"),
+        ({"steps.x": 1}, "run.yaml: steps.x", "unknown key 'steps.x'"),
+        ({"model": {"a.b": 1}}, "run.yaml: model.a.b", "unknown key 'model.a.b'"),
+        ({"model": {"overrides": {"a.b": [1]}}}, "run.yaml: model.overrides.a.b", "a.b: [1]"),
         ({"steps": "3"}, "run.yaml: steps", "steps: '3'"),
         ({"steps": 3.0}, "run.yaml: steps", "steps: 3.0"),
         ({"steps": True}, "run.yaml: steps", "steps: True"),
@@ -132,6 +136,9 @@ def test_rejection_names_key_and_value(raw: Any, where: str, found: str) -> None
     assert error.found == found
 
 
+DEEP: Any = 1
+for _ in range(100_000):
+    DEEP = [DEEP]
 HOLDS_ITSELF: dict[str, Any] = {"model": {}}
 HOLDS_ITSELF["model"]["overrides"] = HOLDS_ITSELF
 
@@ -143,8 +150,9 @@ HOLDS_ITSELF["model"]["overrides"] = HOLDS_ITSELF
         ({"output": Path("out")}, "is not JSON serializable"),
         ({date(2026, 1, 1): 1}, "keys must be str"),
         (HOLDS_ITSELF, "Circular reference"),
+        ({"output": DEEP}, "recursion"),
     ],
-    ids=["date", "path", "key", "itself"],
+    ids=["date", "path", "key", "itself", "deep"],
 )
 def test_what_is_not_plain_data_is_rejected(raw: dict[Any, Any], found: str) -> None:
     error = rejection(raw)
@@ -203,6 +211,8 @@ def test_what_is_just_legal(raw: dict[str, Any]) -> None:
         ({"seed": -1}, "seed"),
         ({"seed": 2**63}, "seed"),
         ({"cpu_threads": 0}, "cpu_threads"),
+        ({"cpu_threads": 99999999999999}, "cpu_threads"),
+        ({"batch_size": 2**63}, "batch_size"),
         ({"deterministic": 1}, "deterministic"),
         ({"checkpoint": {"keep": 0}}, "checkpoint.keep"),
         ({"compare": {"warmup_steps": -1}}, "compare.warmup_steps"),
@@ -255,9 +265,52 @@ def test_what_does_not_go_together(raw: dict[str, Any], expected: str) -> None:
 
 def test_unknown_key_lists_the_keys_of_its_section() -> None:
     assert rejection({"data": {"path": "x"}}).expected == "one of files, tokenizer"
-    assert "betas" in rejection({"optimizer": {"name": "adamw", "momentum": 1}}).expected
+    adamw = rejection({"optimizer": {"name": "adamw", "momentum": 1}})
+    assert adamw.expected == "one of betas, lr, name, weight_decay"
+    assert rejection({"optimizer": {"momentum": 1}}).expected == adamw.expected
+    assert rejection({"optimizer": {**SGD, "betas": [0.1, 0.2]}}).expected == "one of lr, name"
     assert "adamw | sgd_in_backward" in rejection({"optimizer": {"name": "adam"}}).expected
     assert "activation_swap" in rejection({"activation-swap": "none"}).expected
+
+
+@pytest.mark.parametrize("raw", [{"model.source": "tiny"}, {"data": {"a.b": 1}}], ids=str)
+def test_dotted_key_is_told_that_sections_nest(raw: Any) -> None:
+    assert rejection(raw).expected.endswith("; sections nest in the file; a.b=VALUE is for --set")
+    assert ", source" not in rejection(raw).expected
+
+
+@pytest.mark.parametrize(
+    ("raw", "where"),
+    [([1], "run.yaml"), ({"model": 1}, "run.yaml: model"), ({"model": {"overrides": 1}}, None)],
+    ids=str,
+)
+def test_what_is_no_mapping_is_told_so(raw: Any, where: str | None) -> None:
+    error = rejection(raw)
+    assert error.where == (where or "run.yaml: model.overrides")
+    assert error.expected == "a mapping: keys with values"
+
+
+@pytest.mark.parametrize("section", ["model", "data", "optimizer", "checkpoint", "compare"])
+def test_section_without_content_has_its_defaults(section: str) -> None:
+    assert parse_config({section: None}) == Config()
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("dtype", "dtype"),
+        ("torch_dtype", "dtype"),
+        ("attn_implementation", "attn_implementation"),
+        ("_attn_implementation", "attn_implementation"),
+        ("experts_implementation", "experts_implementation"),
+        ("_experts_implementation", "experts_implementation"),
+    ],
+)
+def test_override_of_what_has_a_key_of_its_own_is_rejected(name: str, key: str) -> None:
+    """The key would win without a word."""
+    error = rejection({"model": {"overrides": {name: "eager"}}})
+    assert error.where == "run.yaml: model.overrides"
+    assert error.expected == f"model.{key} in place of the override {name}"
 
 
 def test_all_findings_are_reported_at_once() -> None:
@@ -303,6 +356,9 @@ def test_frozen() -> None:
         "on: 1",
         "[a, b]: 1",
         "steps: !!int many",
+        "steps: !!int ''",
+        "deterministic: !!bool x",
+        "[" * 5000,
         "output: !!timestamp 2026-11-29",
         "output: !!binary aGk=",
         "output: !!set {a, b}",
@@ -337,14 +393,32 @@ def test_overrides_are_yaml_on_top_of_the_file(tmp_path: Path) -> None:
     ("override", "found"),
     [
         ("steps", "TypeError: override 'steps' is not key=value"),
-        ("steps.a=3", "TypeError: 'int' object does not support item assignment"),
+        ("steps.a=3", "TypeError: steps holds 3, and no keys"),
+        ("data.files.0=x", "TypeError: files holds ['a'], and no keys"),
+        ("model.source.a.b=x", "TypeError: source holds 'tiny', and no keys"),
+        ("steps=[", "ParserError: while parsing a flow node"),
     ],
 )
 def test_bad_override_is_rejected(override: str, found: str, tmp_path: Path) -> None:
     with pytest.raises(RejectedError) as caught:
-        load_config(write(tmp_path, "steps: 3\n"), [override])
+        load_config(
+            write(tmp_path, "{steps: 3, data: {files: [a]}, model: {source: tiny}}"), [override]
+        )
     assert caught.value.reason is Reason.UNREADABLE_CONFIG
-    assert caught.value.found == found
+    assert caught.value.where == f"--set {override}"
+    assert caught.value.found.startswith(found)
+
+
+@pytest.mark.parametrize("content", ["[1]", "text", "3"])
+def test_override_of_a_file_without_keys_is_rejected(content: str, tmp_path: Path) -> None:
+    with pytest.raises(RejectedError, match=r"the file holds .+ and no keys"):
+        load_config(write(tmp_path, content), ["steps=3"])
+
+
+@pytest.mark.parametrize("content", ["", "model:", "model: {overrides: }"])
+def test_override_fills_what_is_empty(content: str, tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, content), ["model.overrides.head_dim=8"])
+    assert config.model.overrides == {"head_dim": 8}
 
 
 def test_optimizer_without_a_name_is_the_default_one(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sysconfig
 from pathlib import Path
@@ -95,10 +96,44 @@ def test_nothing_to_read_is_rejected(content: bytes | None, tmp_path: Path) -> N
     assert caught.value.reason is Reason.NO_TRAINING_DATA
 
 
+@pytest.mark.parametrize("pattern", ["typo.txt", "b*.txt", "deep", "nul\0"], ids=repr)
+def test_pattern_without_a_file_is_rejected_whatever_others_match(
+    pattern: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "deep").mkdir()
+    patterns = (str(tmp_path / "*.txt"), str(tmp_path / pattern))
+    with pytest.raises(RejectedError) as caught:
+        open_corpus(DataSection(files=patterns), vocab_size=256)
+    assert caught.value.reason is Reason.NO_TRAINING_DATA
+    assert caught.value.found == f"no file for {[patterns[1]]}"
+
+
+def test_a_file_that_two_patterns_match_is_read_once(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    patterns = (str(tmp_path / "*.txt"), str(tmp_path / "a*"))
+    corpus = open_corpus(DataSection(files=patterns), vocab_size=256)
+    assert corpus.documents == (tmp_path / "a.txt",)
+
+
+def test_file_that_cannot_be_read_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)  # whoever tests as root may read everything
+    with pytest.raises(RejectedError, match=r"PermissionError: .*0\.txt") as caught:
+        corpus_of(tmp_path, b"a")
+    assert caught.value.reason is Reason.NO_TRAINING_DATA
+
+
 def test_small_vocabulary_is_rejected() -> None:
     with pytest.raises(RejectedError, match="256 tokens, a model of 255") as caught:
         open_corpus(DataSection(), vocab_size=255)
     assert caught.value.reason is Reason.VOCABULARY_TOO_SMALL
+    assert caught.value.found.startswith("bytes")
+    assert "tokenizer" not in str(caught.value.where)
 
 
 def word_tokenizer(directory: Path, *, end: str | None = "<end>") -> Path:
@@ -147,7 +182,7 @@ def test_text_that_gives_no_token_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "2.txt").write_text("\n")
     tokenizer = word_tokenizer(tmp_path / "tokenizer", end=None)
     section = DataSection(files=(str(tmp_path / "*.txt"),), tokenizer=tokenizer)
-    with pytest.raises(RejectedError, match="no token in 2 files, 2 of them with") as caught:
+    with pytest.raises(RejectedError, match="2 of them with content") as caught:
         open_corpus(section, vocab_size=3)
     assert caught.value.reason is Reason.NO_TRAINING_DATA
 
@@ -170,4 +205,16 @@ def test_directory_without_tokenizer_is_rejected(exists: bool, tmp_path: Path) -
         directory.mkdir()
     with pytest.raises(RejectedError) as caught:
         open_corpus(DataSection(tokenizer=directory), vocab_size=256)
+    assert caught.value.reason is Reason.UNREADABLE_TOKENIZER
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "", "{", '{"added_tokens": [1]}'])
+@pytest.mark.parametrize("named", [True, False])
+def test_broken_tokenizer_is_rejected(content: str, named: bool, tmp_path: Path) -> None:  # noqa: FBT001
+    tokenizer = word_tokenizer(tmp_path / "tokenizer")
+    (tokenizer / "tokenizer.json").write_text(content)
+    if not named:
+        (tokenizer / "tokenizer_config.json").unlink()
+    with pytest.raises(RejectedError) as caught:
+        open_corpus(DataSection(tokenizer=tokenizer), vocab_size=256)
     assert caught.value.reason is Reason.UNREADABLE_TOKENIZER

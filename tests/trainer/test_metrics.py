@@ -30,6 +30,15 @@ def test_one_line_per_step(tmp_path: Path) -> None:
     assert path.read_text() == '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.5}\n'
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_what_is_not_finite_is_null(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    metrics = MetricsFile(path)
+    metrics.write(step=1, loss=float(value))
+    metrics.close()
+    assert path.read_text() == '{"step": 1, "loss": null}\n'
+
+
 def test_lines_are_readable_before_the_file_is_closed(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     metrics = MetricsFile(path)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, Qwen3MoeForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Qwen3MoeForCausalLM
 
 from activation_swap.errors import Reason, RejectedError
 from activation_swap.trainer.config import ModelSection
-from activation_swap.trainer.model import build_model, read_model_config
+from activation_swap.trainer.model import _SIZES, build_model, read_model_config, reading_model
 from activation_swap.trainer.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -114,6 +114,60 @@ def test_heads_that_do_not_share_evenly_are_rejected(groups: int) -> None:
     assert caught.value.reason is Reason.UNREADABLE_MODEL
 
 
+TWO_LAYERS = SMALL | {"num_hidden_layers": 2}  # the second has experts
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, 0) for name in _SIZES),
+        *((name, -2) for name in _SIZES),
+        ("num_experts", 1),
+        ("num_experts_per_tok", 0),
+        ("num_experts_per_tok", 99),
+        ("attention_dropout", 2),
+        ("attention_dropout", -0.5),
+        ("initializer_range", float("nan")),
+        ("rms_norm_eps", float("inf")),
+        ("pad_token_id", 999),
+        ("return_dict", False),
+        ("vocab_size", 10**30),
+    ],
+)
+def test_value_that_makes_up_no_model_is_rejected(name: str, value: float) -> None:
+    with pytest.raises(RejectedError) as caught:
+        build(overrides={**TWO_LAYERS, name: value})
+    assert caught.value.reason is Reason.UNREADABLE_MODEL
+    assert name in str(caught.value.where)
+    assert "a preset" not in caught.value.expected
+
+
+def test_all_values_that_make_up_no_model_are_named() -> None:
+    with pytest.raises(RejectedError, match=r"head_dim is 0, .*dropout is 2, .*") as caught:
+        read_model_config(ModelSection(overrides={"head_dim": 0, "attention_dropout": 2}))
+    assert caught.value.reason is Reason.UNREADABLE_MODEL
+
+
+@pytest.mark.parametrize("overrides", [{"attention_dropout": 0.5}, {"num_experts": 0}], ids=str)
+def test_value_that_makes_up_a_model(overrides: dict[str, Any]) -> None:
+    assert build(overrides={**TWO_LAYERS, **overrides}).training
+
+
+def test_trial_draws_no_number() -> None:
+    build(overrides={**TWO_LAYERS, "attention_dropout": 0.5})
+    after = torch.get_rng_state()
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(
+        read_model_config(ModelSection(overrides={**TWO_LAYERS, "attention_dropout": 0.5}))
+    )
+    assert torch.equal(after, torch.get_rng_state())
+
+
+def test_memory_that_runs_out_is_not_the_configurations_fault() -> None:
+    with pytest.raises(torch.OutOfMemoryError), reading_model(ModelSection()):
+        raise torch.OutOfMemoryError
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_override_of_no_field_is_rejected(preset: str) -> None:
     section = ModelSection(
@@ -129,7 +183,6 @@ def test_override_of_no_field_is_rejected(preset: str) -> None:
     [
         {"num_experts": 16},  # by another name in the class
         {"rope_theta": 5e5},  # the class makes something else of it
-        {"torch_dtype": "float32"},
         {"use_cache": False},
         {"head_dim": 8},  # the model reads it, the class does not declare it
         {"initializer_range": 0.5, "tie_word_embeddings": True},

@@ -16,6 +16,7 @@ FIRST = RankReport(
     rank=0,
     stages=(0, 3),
     losses_equal=True,
+    losses_finite=True,
     gradients_equal=True,
     baseline_repeats=None,
     gradients=5,
@@ -51,6 +52,11 @@ def test_equal_bits_pass_where_any_rank_moved_bytes() -> None:
     made = report(FIRST, LAST)
     assert (made.losses_equal, made.gradients_equal, made.baseline_repeats) == (True, True, None)
     assert (made.offloaded_bytes, made.passed) == (3 << 20, True)
+
+
+def test_a_loss_that_is_no_finite_number_fails() -> None:
+    made = report(FIRST, replace(LAST, losses_finite=False))
+    assert (made.losses_equal, made.losses_finite, made.passed) == (True, False, False)
 
 
 def test_equal_bits_tell_nothing_where_no_rank_moved_any() -> None:

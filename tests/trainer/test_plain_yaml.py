@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
 from activation_swap.trainer.plain_yaml import load_plain_yaml
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.unit
 
@@ -45,9 +48,31 @@ def test_value(text: str, expected: Any) -> None:
         ("!!set {a}", "could not determine a constructor"),
         ("!!binary aGk=", "could not determine a constructor"),
         ("!!timestamp 2026-11-29", "could not determine a constructor"),
+        ("!!int many", "not a value of int"),
+        ("!!int ''", "not a value of int"),
+        ("!!int '-'", "not a value of int"),
+        ("!!float ''", "not a value of float"),
+        ("!!bool x", "not a value of bool"),
+        ("1" * 5000, "not a value of int"),
+        ("[" * 65 + "]" * 65, "nested more than 64 levels deep"),
+        ("[" * 5000, "nested more than 64 levels deep"),
+        ("{a: " * 3000, "nested more than 64 levels deep"),
     ],
 )
 def test_problem_is_named_with_its_line(text: str, problem: str) -> None:
     with pytest.raises(yaml.YAMLError, match=problem) as caught:
         load_plain_yaml(text)
     assert "line " in str(caught.value)
+
+
+def test_what_is_wide_is_not_deep() -> None:
+    assert load_plain_yaml("[" * 64 + "]" * 64)
+    assert load_plain_yaml("[" + "[], " * 100 + "]") == [[]] * 100
+
+
+def test_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("steps: [")
+    with path.open("rb") as file, pytest.raises(yaml.YAMLError) as caught:
+        load_plain_yaml(file)
+    assert f'in "{path}", line 1' in str(caught.value)

@@ -12,7 +12,9 @@ from activation_swap.core.schedule.actions import parse_plan
 from activation_swap.core.schedule.validation import validate
 from activation_swap.trainer.__main__ import main
 from activation_swap.trainer.attention_bytes import AttentionBytes, AttentionShape
+from activation_swap.trainer.pipeline_plan import PipelineSetup, plan_pipeline
 from activation_swap.trainer.stage_split import split_layers
+from tests.schedule.fake_world import SCHEDULES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -132,6 +134,12 @@ def test_a_model_of_another_shape_is_refused(
         ("--fraction", "0"),
         ("--fraction", "1.1"),
         ("--fraction", "nan"),
+        ("--tokens", "1" + "0" * 400),
+        ("--tokens", "1" + "0" * 5000),
+        ("--num-hidden-layers", "\N{ARABIC-INDIC DIGIT THREE}"),
+        ("--link-gbps", "1e-320"),
+        ("--link-gbps", "1e300"),
+        ("--step-ms", "1e-323"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_named(
@@ -140,6 +148,82 @@ def test_a_value_that_makes_no_sense_is_named(
     with pytest.raises(SystemExit):
         main(["plan", "--pp-size", "4", "--microbatches", "8", option, value])
     assert f"{option}: {value} is not" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tokens", ["1", "9" * 12])
+@pytest.mark.parametrize("rate", ["1e-9", "1e9"])
+@pytest.mark.parametrize("step", ["1e-9", "1e9"])
+def test_the_largest_and_smallest_values_are_planned(
+    tokens: str, rate: str, step: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = ("--pp-size", "4", "--microbatches", "8", "--other-bytes-per-token", "9" * 12)
+    assert main(["plan", *shape, "--tokens", tokens, "--link-gbps", rate, "--step-ms", step]) == 0
+    assert "inf" not in capsys.readouterr().out
+    plan(capsys, *shape, "--tokens", tokens, "--link-gbps", rate, "--step-ms", step)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (
+            "--pp-size",
+            "1",
+            "--microbatches",
+            "1",
+            "--schedule",
+            "GPipe",
+            "--num-hidden-layers",
+            "1",
+        ),
+        ("--pp-size", "4", "--microbatches", "8", "--tokens", "1"),  # all storages are too small
+    ],
+    ids=["one attention", "one token"],
+)
+def test_where_nothing_moves_it_is_said(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *arguments]) == 0
+    assert capsys.readouterr().out.endswith("\nnothing moves\n")
+    result = plan(capsys, *arguments)
+    assert result["hiding_step_seconds"] is None
+    for rank in result["ranks"]:
+        assert rank["hiding_step_seconds"] is None
+        assert (rank["moved_chunks"], rank["moved_but_tail_chunks"]) == (0, 0)
+        assert rank["offloaded_bytes_per_step"] == 0
+        assert rank["resident_groups_by_step"] == rank["resident_groups_none_by_step"]
+
+
+def test_a_stage_that_moves_nothing_has_no_say_in_what_hides(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The first rank has two layers, of which one moves; the others keep the one that they have."""
+    shape = ("--schedule", "1F1B", "--pp-size", "4", "--microbatches", "8")
+    result = plan(capsys, *shape, "--num-hidden-layers", "5", "--fraction", "0.5")
+    first, *others = (rank["hiding_step_seconds"] for rank in result["ranks"])
+    assert others == [None] * 3
+    assert result["hiding_step_seconds"] == first
+    for times, hides in ((1.01, True), (0.99, False)):
+        step = ("--step-ms", str(first * times * 1e3), "--num-hidden-layers", "5")
+        link = plan(capsys, *shape, *step, "--fraction", "0.5")["ranks"][0]["link"]
+        assert link["copies_hide"] == hides
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_rank_is_busy_while_it_computes_and_not_while_it_waits(schedule: str) -> None:
+    pp_size = 4
+    setup = PipelineSetup(
+        schedule=schedule,
+        pp_size=pp_size,
+        stages_per_rank=SCHEDULES[schedule],
+        microbatches=16,
+        layers=16,
+        attention=AttentionBytes(device=2**20, link=2**20),
+        link_bytes_per_second=1e9,
+    )
+    # All ranks have the same layers, and so the same work in the same step.
+    busy = [rank.busy for rank in plan_pipeline(setup).ranks]
+    assert busy == pytest.approx([busy[0]] * pp_size)
+    assert 0.5 < busy[0] < 1
 
 
 def test_other_activations_count_at_the_peak_but_are_not_saved(

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from activation_swap import KeepReason, SwapStats
+from activation_swap.trainer.compare import _show
 from activation_swap.trainer.config import parse_config
 from activation_swap.trainer.link_probe import LinkRates
 from activation_swap.trainer.measure import Measurement, StepTime
 from activation_swap.trainer.plot import plot_report
 from activation_swap.trainer.rendering import markdown, table
-from activation_swap.trainer.report import Report, build_report
+from activation_swap.trainer.report import NOT_FINITE, Report, build_report
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +28,7 @@ LINK = LinkRates(d2h=50e9, h2d=40e9, d2h_both=45e9, h2d_both=45e9)
 NONE = Measurement(
     mode="none",
     device="cpu",
-    losses=(3.0, float("nan")),
+    losses=(3.0, 2.5),
     gradients=({"a": "1", "b": "2"}, {"a": "3", "b": "4"}),
     step_time=StepTime.of((0.1, 0.4, 0.2)),
     resident_saved_bytes_peak=8 << 20,
@@ -60,6 +61,27 @@ def test_equal_bits_pass() -> None:
     assert (made.losses_equal, made.gradients_equal, made.passed) == (True, True, True)
     assert made.first_difference is None
     assert made.baseline_repeats is None
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")], ids=str)
+def test_a_loss_that_is_no_finite_number_fails(loss: float) -> None:
+    """From then on both modes hold the same bits whatever the swap does."""
+    made = report(
+        baseline=replace(NONE, losses=(3.0, loss)), swapped=replace(ATTENTION, losses=(3.0, loss))
+    )
+    assert (made.losses_equal, made.losses_finite, made.passed) == (True, False, False)
+    assert NOT_FINITE in made.notes
+    assert NOT_FINITE not in report().notes
+
+
+def test_a_narrow_terminal_cuts_no_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    _show(report(), tmp_path)
+    shown = capsys.readouterr().out
+    assert "step time, fastest to slowest" in shown
+    assert "100.0 ms to 400.0 ms" in shown
 
 
 def test_changed_gradient_is_named() -> None:

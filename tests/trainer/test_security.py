@@ -83,7 +83,7 @@ def test_model_directory_cannot_bring_code(tmp_path: Path, make_config: MakeConf
     names = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
     fields = {"model_type": "qwen3_moe", "vocab_size": 256, "auto_map": names}
     (tmp_path / "model" / "config.json").write_text(json.dumps(fields))
-    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_experts": 4, "head_dim": 8}
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_experts": 8, "head_dim": 8}
     section = make_config(model={"source": str(tmp_path / "model"), "overrides": small}).model
     model = build_model(section, device=torch.device("cpu"), seed=0)
     assert type(model).__module__.startswith("transformers.")
