@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ PEERS = {
     "save_on_cpu": "`torch.autograd.graph.save_on_cpu` around each attention",
     "checkpointing": "gradient checkpointing of every decoder layer",
     "megatron": "Megatron-Core's offloading engine around each attention",
+    "torchtune": "torchtune's `OffloadActivations` around each attention",
     "trl": "TRL's `OffloadActivations`, whole model",
 }
 SET_UPS = {
@@ -41,7 +41,7 @@ def single_block(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield from table(
         [
             *("tokens", "peak without", "peak with", "step without", "step with"),
-            *("of the step without", "pinned host memory"),
+            *("step time ratio", "pinned host memory"),
         ],
         [
             [
@@ -104,7 +104,7 @@ def set_ups_block(rows: list[dict[str, Any]]) -> Iterator[str]:
 def elsewhere_block(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield what the swap gains and costs in other trainings, one row for each kind."""
     yield from table(
-        ["set-up", "tokens", "off the peak", "of the step without", "`none` again"],
+        ["set-up", "tokens", "off the peak", "step time ratio", "`none` again"],
         [
             [
                 f"[{title}](../benchmarks/{name}.md)",
@@ -158,10 +158,10 @@ def peers_block(rows: list[dict[str, Any]]) -> Iterator[str]:
         ]
         for mode, title in PEERS.items()
     ]
-    yield from table(["tool", "off the peak", "of the step without"], cells)
-    if notes := _notes([found["attention"]], one="this package's row was").strip():
+    yield from table(["tool", "off the peak", "step time ratio"], cells)
+    if hint := _notes([found["attention"]]).strip():
         yield ""
-        yield notes
+        yield hint
 
 
 def bits_block(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -260,18 +260,11 @@ def _drift(rows: list[dict[str, Any]], *names: str) -> list[float]:
     return [max(found) for found in ratios.values() if len(found) > 1]
 
 
-def _notes(rows: list[dict[str, Any]], *, one: str = "it was") -> str:
-    """Return what a reader must know of how rows were measured, each part of a note once."""
-    parts = (part for row in rows if "note" in row for part in row["note"].split(", and "))
-    notes = [
-        f"{_how_many(count, len(rows)) if rows[1:] else one} {part.rstrip('.')}"
-        for part, count in Counter(parts).items()
-    ]
-    return f" Note: {'; '.join(notes)}." if notes else ""
-
-
-def _how_many(count: int, rows: int) -> str:
-    return f"all {rows}" if count == rows else f"{count} of these {rows}"
+def _notes(rows: list[dict[str, Any]]) -> str:
+    """Return a hint where rows have notes: what these say is on the pages of the runs."""
+    if not any("note" in row for row in rows):
+        return ""
+    return " Some of it was measured under conditions that the benchmarks' pages name."
 
 
 def _step_without(row: dict[str, Any]) -> float | None:

@@ -40,5 +40,5 @@ By which schedule
 
 What all use
     warning: warnings that name a line of the training code
-    torch_private: every private name of torch, in one place
+    torch_private: every private name of torch but pipelining's, in one place
 """

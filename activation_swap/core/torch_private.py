@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every private torch name that this package touches, in one place.
 
-Each function says what it reads, why no public name serves, and since when the name exists. The
-version matrix runs the whole suite on every supported torch, so that a removal is seen here.
+But for those of pipelining, which ``schedule/torch_pipelining`` and ``schedule/torch_orders`` have
+among them. Each function says what it reads, why no public name serves, and since when the name
+exists.
 """
 
 from __future__ import annotations
