@@ -46,6 +46,7 @@ class _Open(threading.local):
 
     def __init__(self) -> None:
         self.calls: list[Recorder | int] = []
+        self.busy = False
 
 
 class AttentionCalls:
@@ -97,6 +98,15 @@ class AttentionCalls:
             # Taken off inside of this very call, by a hook or a signal handler: torch goes on with
             # the hooks that it began with, and the end of the call has none any more.
             return
+        self._open.busy = True
+        try:
+            self._enter(index, module, args, kwargs)
+        finally:
+            self._open.busy = False
+
+    def _enter(
+        self, index: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         site = self._sites[index]
         calls = self._open.calls
         passive = not torch.is_grad_enabled() or index not in self._recorded
@@ -134,6 +144,13 @@ class AttentionCalls:
 
     def leave(self, index: int, result: Any) -> None:
         """End a call, also one that raised: then ``result`` is ``None`` and nothing moves."""
+        self._open.busy = True
+        try:
+            self._leave(index, result)
+        finally:
+            self._open.busy = False
+
+    def _leave(self, index: int, result: Any) -> None:
         calls = self._open.calls
         while calls and _index_of(calls[-1]) != index:
             if not any(_index_of(call) == index for call in calls):
@@ -155,7 +172,9 @@ class AttentionCalls:
     def close(self) -> None:
         """End what is recorded, once the hooks are off: other threads do at their next save."""
         self.closed = True
-        self.close_interrupted()
+        if not self._open.busy:
+            # Else by a signal handler between two lines of this class, which end as they began.
+            self.close_interrupted()
 
     def close_interrupted(self) -> Recorder | None:
         """Mend what an interrupt left in this thread.

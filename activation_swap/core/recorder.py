@@ -114,7 +114,8 @@ class Recorder:
         self._known: dict[int, ref[SavedStorage]] = {}
         self._kept: dict[int, None] = {}
         self._room = _MANY
-        self._call_frame = id(_caller(3))
+        # Up from `_caller`: this, `_enter`, `enter`, the hook; and torch's frame around the call.
+        self._call_frame = id(_caller(5))
 
     def pack(
         self, tensor: torch.Tensor, *, parameter: bool | None = None

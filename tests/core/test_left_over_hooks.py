@@ -59,6 +59,20 @@ def test_a_new_model_is_swapped_after_an_interrupt_in_one_that_is_gone() -> None
     assert top_saved_tensor_hooks() is None
 
 
+def test_an_attention_of_many_storages_is_not_taken_for_one_that_was_left() -> None:
+    def many(value: torch.Tensor) -> torch.Tensor:
+        for _ in range(600):
+            value = value.sin()
+        return value
+
+    plain, chain = Chain(), Chain()
+    for one in (plain, chain):
+        one.attentions[1].inner = many
+    swap = install_chain(chain)
+    assert equal(run(chain, hidden()), run(plain, hidden()))
+    assert swap.stats().offloaded_storages > 600
+
+
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_model_without_swap_is_not_recorded_for_good(*, gone: bool) -> None:
     """It trains in the interrupted thread; nobody applies, removes, or calls the attention."""

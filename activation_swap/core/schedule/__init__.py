@@ -5,6 +5,7 @@ Its files in the order in which to read them, and what each holds:
 
 A plan
     actions: one action, one step, and their text form
+    arguments: what the pipeline functions take
     orders: what a rank computes under GPipe and 1F1B
     liveness: when each chunk is written, first needed and last needed
     simulation: how many groups are on the device, step by step
