@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import gc
 import logging
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -110,6 +111,14 @@ def test_none_says_that_it_does_not_undo_a_live_swap(model: Any) -> None:
         assert swap.active
     assert not swap.active
     assert hook_count(model) == 0
+
+
+def test_none_looks_for_a_live_swap_only_where_one_was_ever_installed(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "activation_swap.core.install")
+    assert not registry.apply("none", model).active
+    assert "activation_swap.core.install" not in sys.modules
 
 
 def test_explain_makes_the_checks_of_a_policy(model: Any) -> None:
